@@ -1,0 +1,24 @@
+"""IQ4_NL: Q4_0 with a table of levels that lie denser around zero.
+
+bytes 0-1 scale d (f16) | 2-17 nibbles as in Q4_0
+"""
+
+from collections.abc import Iterator
+
+from edgellm.quant.block import Block, QuantType, Value
+
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+class IQ4_NL(QuantType):
+    name, id, block, bytes, table, chunk = "iq4_nl", 20, 32, 18, LEVELS, 16
+
+    def codes(self, b: Block) -> Iterator[Value]:
+        packed = b.u8(2, 16)
+        yield packed & 15
+        yield packed >> 4
+
+    def scales(self, b: Block) -> Iterator[tuple[Value, Value | None]]:
+        d = b.f16(0)
+        yield d, None
+        yield d, None

@@ -1,0 +1,22 @@
+"""Q5_1: 32 elements, a scale and an offset that is added.
+
+bytes 0-1 scale d (f16) | 2-3 offset m (f16) | 4-7 fifth bits, one an element | 8-23 nibbles
+"""
+
+from collections.abc import Iterator
+
+from edgellm.quant.block import Block, QuantType, Value
+
+
+class Q5_1(QuantType):
+    name, id, block, bytes, chunk = "q5_1", 7, 32, 24, 16
+
+    def codes(self, b: Block) -> Iterator[Value]:
+        packed = b.u8(8, 16)
+        yield (packed & 15) | (b.bits(4, 16) << 4)
+        yield (packed >> 4) | (b.bits(6, 16) << 4)
+
+    def scales(self, b: Block) -> Iterator[tuple[Value, Value | None]]:
+        d, minimum = b.f16(0), b.f16(2) * -1  # as in Q4_1
+        yield d, minimum
+        yield d, minimum
