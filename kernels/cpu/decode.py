@@ -1,0 +1,69 @@
+"""The blocks of a number format as vector code: ``quant``'s decode, traced instead of run by numpy.
+
+``TracedBlock`` implements ``edgellm.quant.block.Block`` over an address, so the text that numpy
+executes as the specification also becomes machine code: embedding rows, repacking and the
+decode-then-dot kernel of types that have no packed kernel yet all come from it.
+"""
+
+from __future__ import annotations
+
+from edgellm.kernels.cpu.vector import F32, I8, I16, I32, Emitter, Value
+from edgellm.quant.block import QuantType
+
+
+class TracedBlock:
+    """One block at ``address``; vectors are LLVM values, one lane is a scalar."""
+
+    def __init__(self, e: Emitter, address: Value) -> None:
+        self.e, self.address = e, address
+
+    def u8(self, offset: int, n: int = 1) -> Value:
+        return self.e.u8(self.address + offset, n)
+
+    def i8(self, offset: int, n: int = 1) -> Value:
+        return self.e.load(I8, self.address + offset, n)
+
+    def f16(self, offset: int) -> Value:
+        return self.e.load_f16(self.address + offset)
+
+    def bits(self, offset: int, n: int) -> Value:
+        lanes = self.u8(offset).splat(8)
+        for byte in range(1, n // 8):
+            lanes = lanes.shuffle(range(8 * byte + 8), self.u8(offset + byte).splat(8 * byte))
+        masks = self.e.constants(I8, [1 << (i % 8) for i in range(n)]).unsigned()
+        return self.e.select(
+            (lanes & masks).ne(0), self.e.const(1, I8, n), self.e.const(0, I8, n)
+        ).unsigned()
+
+    def f32(self, x: Value) -> Value:
+        return x.f32()
+
+    def lookup(self, table: tuple[int, ...], codes: Value) -> Value:
+        if self.e.target.lanes >= 8 and codes.n == 16:  # AVX2 and up: a byte shuffle
+            levels = self.e.constants(I8, list(table))
+            return self.e.call("llvm.x86.ssse3.pshuf.b.128", levels.type, levels, codes).signed()
+        found = self.e.const(table[0], I8, codes.n)
+        for i, level in enumerate(table[1:], 1):
+            found = self.e.select(codes.eq(i), self.e.const(level, I8, codes.n), found)
+        return found
+
+    def e8m0_half(self, offset: int) -> Value:
+        exponent = self.u8(offset).i32()
+        normal = (exponent.signed() - 1) << 23  # 2 ** (byte - 128) is biased exponent byte - 1
+        subnormal = self.e.select(
+            exponent.eq(0), self.e.const(0x00200000, I32), self.e.const(0x00400000, I32)
+        )
+        return self.e.select(exponent < 2, subnormal, normal).bitcast(F32, 1)
+
+
+def decode_block(e: Emitter, quant_type: QuantType, address: Value) -> list[Value]:
+    """The float32 chunks of one block, rounded as quant's numpy decode rounds."""
+    if quant_type.name == "f32":
+        return [e.load(F32, address)]
+    if quant_type.name == "f16":
+        return [e.load_f16(address)]
+    if quant_type.name == "bf16":
+        high = e.u8(address, 2).bitcast(I16, 1).unsigned().i32() << 16
+        return [high.bitcast(F32, 1).signed()]
+    return list(quant_type.decode(TracedBlock(e, address)))
+

@@ -1,0 +1,352 @@
+"""Packed weights: how each number format lies in memory for the dot-product kernels.
+
+Rows are interleaved ``lanes`` at a time. One vector of 4 * lanes bytes, a *word*, holds 4
+consecutive elements of every row of the group, so that ``dot4`` against 4 broadcast activations
+accumulates all rows at once without a horizontal sum; scales and minimums are vectors over rows.
+Packed weights are exactly as large as the file's: sub-block scales keep their 6 bits.
+
+A layout says how a block is packed and how it is read again, side by side. Reading is three
+things: ``fields`` (vectors of scales and the like), ``steps`` (the codes, one sub-block or two at
+a time) and the arithmetic that turns integer sums into floats (``start``, ``end_sub``,
+``end_block``). That arithmetic is one sequence per output, whatever the tile (rule 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from edgellm.kernels.cpu.activations import Q8_32, Q8_256, Activation
+from edgellm.kernels.cpu.decode import TracedBlock
+from edgellm.kernels.cpu.vector import F32, I8, I16, I32, Emitter, Value
+from edgellm.quant import by_name
+from edgellm.quant.q4_k import group_scale
+
+Fields = dict[str, list[Callable[[], Value]]]  # read lazily: few registers are live at a time
+Codes = Iterator[tuple[int, int, Value]]  # (sub-block, word in it, 4 * lanes unsigned codes)
+Step = tuple[tuple[int, ...], Callable[[], Codes]]
+
+
+class PackedLayout:
+    """Base of the layouts. ``sub`` is the number of elements that share a scale."""
+
+    type_name: str
+    activation: Activation
+    sub: int
+    largest: int  # largest code, for dot4
+    panel = True  # unpacking a panel once pays in wide prefill tiles
+    panel_tile_avx512 = 8
+
+    def __init__(self) -> None:
+        self.type = by_name(self.type_name)
+
+    @property
+    def block(self) -> int:
+        return self.activation.block
+
+    @property
+    def n_subs(self) -> int:
+        return self.block // self.sub
+
+    def block_bytes(self, lanes: int) -> int:
+        """Bytes of one packed block of ``lanes`` rows: what the file needs for them."""
+        return self.type.bytes * lanes
+
+    # ---- packing ------------------------------------------------------------------------------
+
+    def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
+        """Put one row's scales where the group's vectors of them will be built."""
+        raise NotImplementedError
+
+    def pack_words(
+        self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
+    ) -> None:
+        """Write the codes of the group; word(t) holds elements 4t..4t+3 of every row."""
+        raise NotImplementedError
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    def fields(self, e: Emitter, p: Value) -> Fields:
+        raise NotImplementedError
+
+    def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
+        raise NotImplementedError
+
+    def start(self, e: Emitter, x: Value, sub: int) -> Value:
+        """Starting value of a sub-block's integer sum: minus bias times the sum of activations."""
+        return e.const(0, I32, e.lanes)
+
+    def end_sub(
+        self, e: Emitter, f: Fields, x: Value, sub: int, total: Value, block_sum: Value
+    ) -> Value:
+        """Add a sub-block's integer sum to the float sum of its block."""
+        raise NotImplementedError
+
+    def end_block(self, e: Emitter, f: Fields, x: Value, block_sum: Value, out: Value) -> Value:
+        """Add the block's sum to the output."""
+        raise NotImplementedError
+
+
+def _pack_bits(e: Emitter, words: list[Value], bit: int) -> Value:
+    """Bit ``bit`` of 8 words as bits 0..7 of one."""
+    packed = (words[0] >> bit) & 1
+    for i, w in enumerate(words[1:], 1):
+        packed = packed | (((w >> bit) & 1) << i)
+    return packed
+
+
+class Packed32(PackedLayout):
+    """Formats of 32 elements with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+
+    scales [lanes] f16 | minimums [lanes] f16 if any | fifth bits (one word) if any | codes: 4 words
+    of nibbles (word t low, t + 4 high) or 8 words of bytes.
+    """
+
+    activation, sub = Q8_32, 32
+
+    def __init__(self, type_name: str, bits: int, has_minimum: bool = False) -> None:
+        self.type_name, self.bits, self.has_minimum = type_name, bits, has_minimum
+        self.largest = (1 << bits) - 1
+        self.panel = bits < 8
+        super().__init__()
+        assert self.type.bias in (0, 8, 16, 128)
+
+    def _offsets(self, lanes: int) -> tuple[int, int]:
+        """Where the fifth bits and the codes begin."""
+        fifth = 2 * lanes * (2 if self.has_minimum else 1)
+        return fifth, fifth + (4 * lanes if self.bits == 5 else 0)
+
+    def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
+        e.store(e.load(I16, b.address), out + row * 2)
+        if self.has_minimum:
+            e.store(e.load(I16, b.address + 2), out + row * 2 + 2 * e.lanes)
+
+    def pack_words(
+        self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
+    ) -> None:
+        fifth, codes = self._offsets(e.lanes)
+        words = [word(t) for t in range(8)]
+        if self.bits == 8:
+            for t, w in enumerate(words):
+                e.store(w, out + codes + 4 * e.lanes * t)
+            return
+        if self.bits == 5:
+            e.store(_pack_bits(e, words, 4), out + fifth)
+        for t in range(4):
+            low, high = words[t] & 15, words[t + 4] & 15
+            e.store(low | (high << 4), out + codes + 4 * e.lanes * t)
+
+    def fields(self, e: Emitter, p: Value) -> Fields:
+        d = e.load_f16(p, e.lanes)
+        if not self.has_minimum:
+            return {"d": [lambda: d]}
+        m = e.load_f16(p + 2 * e.lanes, e.lanes)
+        return {"d": [lambda: d], "m": [lambda: m]}
+
+    def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
+        fifth, codes = self._offsets(e.lanes)
+        width = 4 * e.lanes
+
+        def read() -> Codes:
+            if self.bits == 8:
+                for t in range(8):
+                    yield 0, t, e.u8(p + codes + width * t, width)
+                return
+            nibbles = [e.u8(p + codes + width * t, width) for t in range(4)]
+            high = e.u8(p + fifth, width) if self.bits == 5 else None
+            for t in range(8):
+                code = nibbles[t % 4] & 15 if t < 4 else nibbles[t % 4] >> 4
+                if high is not None:
+                    moved = high << (4 - t) if t < 4 else high >> (t - 4)
+                    code = code | (moved & 16)
+                yield 0, t, code
+
+        yield (0,), read
+
+    def start(self, e: Emitter, x: Value, sub: int) -> Value:
+        if not self.type.bias:
+            return super().start(e, x, sub)
+        return e.broadcast(I32, x + 40) >> {128: 0, 16: 3, 8: 4}[self.type.bias]
+
+    def end_sub(
+        self, e: Emitter, f: Fields, x: Value, sub: int, total: Value, block_sum: Value
+    ) -> Value:
+        return total  # one sub-block a block: end_block does it all
+
+    def end_block(self, e: Emitter, f: Fields, x: Value, block_sum: Value, out: Value) -> Value:
+        out = e.fma(block_sum.f32() * e.broadcast(F32, x + 32), f["d"][0](), out)
+        if self.has_minimum:  # the format adds its minimum
+            out = e.fma(e.broadcast(F32, x + 36), f["m"][0](), out)
+        return out
+
+
+class PackedQ4K(PackedLayout):
+    """Q4_K and Q5_K: 8 sub-blocks of 32 with 6-bit scales and minimums.
+
+    d [lanes] f16 | dmin [lanes] f16 | three words of scales and minimums | Q5_K: 8 words of fifth
+    bits | 32 words of nibbles. The three words, s = scale and m = minimum of [sub-block][row] and
+    [pair of sub-blocks][row][2]: s0..3 + the top two bits of s4..7 | m likewise | s4..7 and m4..7
+    low nibbles.
+    """
+
+    activation, sub = Q8_256, 32
+
+    def __init__(self, type_name: str) -> None:
+        self.type_name = type_name
+        self.fifth = type_name == "q5_k"
+        self.largest = 31 if self.fifth else 15
+        super().__init__()
+
+    def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
+        n = e.lanes
+        e.store(e.load(I16, b.address), out + row * 2)
+        e.store(e.load(I16, b.address + 2), out + row * 2 + 2 * n)
+        for s in range(8):
+            scale, minimum = group_scale(b, s)
+            e.store(scale, spare + row + s * n)
+            e.store(minimum, spare + row * 2 + (8 * n + s // 2 * 2 * n + s % 2))
+
+    def pack_words(
+        self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
+    ) -> None:
+        n, width = e.lanes, 4 * e.lanes
+        s0, s1, m0, m1 = (e.u8(spare + width * i, width) for i in range(4))
+        e.store(s0 | ((s1 >> 4) << 6), out + 4 * n)
+        e.store(m0 | ((m1 >> 4) << 6), out + 8 * n)
+        e.store((s1 & 15) | (m1 << 4), out + 12 * n)
+        codes = out + 16 * n
+        if self.fifth:
+            for s in range(8):
+                e.store(_pack_bits(e, [word(8 * s + t) for t in range(8)], 4), codes + width * s)
+            codes = codes + 8 * width
+        for pair in range(4):
+            for t in range(8):
+                low, high = word(16 * pair + t) & 15, word(16 * pair + 8 + t) & 15
+                e.store(low | (high << 4), codes + width * (8 * pair + t))
+
+    def fields(self, e: Emitter, p: Value) -> Fields:
+        n, width = e.lanes, 4 * e.lanes
+        d, minus_dmin = e.load_f16(p, n), -e.load_f16(p + 2 * n, n)
+        v0, v1, v2 = (e.u8(p + 4 * n * (i + 1), width) for i in range(3))
+        scales = [v0 & 63, (v2 & 15) | ((v0 >> 2) & 0x30)]
+        minimums = [v1 & 63, (v2 >> 4) | ((v1 >> 2) & 0x30)]
+
+        def scale(s: int) -> Value:
+            return scales[s // 4].slice(n * (s % 4), n).f32() * d
+
+        def pair(q: int) -> Value:
+            return minimums[q // 2].slice(2 * n * (q % 2), 2 * n).i16()
+
+        return {
+            "scale": [lambda s=s: scale(s) for s in range(8)],  # type: ignore[misc]
+            "pair": [lambda q=q: pair(q) for q in range(4)],  # type: ignore[misc]
+            "minus_dmin": [lambda: minus_dmin],
+        }
+
+    def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
+        width = 4 * e.lanes
+        fifth = p + 4 * width
+        codes = fifth + 8 * width if self.fifth else fifth
+        for j in range(4):
+
+            def read(j: int = j) -> Codes:
+                high = [e.u8(fifth + width * (2 * j + i), width) for i in (0, 1) if self.fifth]
+                for t in range(8):
+                    nibbles = e.u8(codes + width * (8 * j + t), width)
+                    for i, code in enumerate((nibbles & 15, nibbles >> 4)):
+                        if self.fifth:
+                            bits = high[i] << (4 - t) if t < 4 else high[i] >> (t - 4)
+                            code = code | (bits & 16)
+                        yield 2 * j + i, t, code
+
+            yield (2 * j, 2 * j + 1), read
+
+    def end_sub(
+        self, e: Emitter, f: Fields, x: Value, sub: int, total: Value, block_sum: Value
+    ) -> Value:
+        return e.fma(total.f32(), f["scale"][sub](), block_sum)
+
+    def end_block(self, e: Emitter, f: Fields, x: Value, block_sum: Value, out: Value) -> Value:
+        minimum = e.const(0, I32, e.lanes)
+        for q in range(4):  # sums of 32 codes, two sub-blocks at a time
+            sums = e.broadcast(I32, x + (272 + 4 * q)).bitcast(I16, 2 * e.lanes)
+            minimum = e.dot2(minimum, f["pair"][q](), sums)
+        block_sum = e.fma(minimum.f32(), f["minus_dmin"][0](), block_sum)
+        return e.fma(block_sum, e.broadcast(F32, x + 256), out)
+
+
+class PackedQ6K(PackedLayout):
+    """Q6_K: 16 sub-blocks of 16 with signed 8-bit scales.
+
+    d [lanes] f16 | scales [16][lanes] | for each sub-block three words: nibbles of words 0 and 1,
+    nibbles of words 2 and 3, high two bits of all four.
+    """
+
+    type_name, activation, sub, largest = "q6_k", Q8_256, 16, 63
+    panel_tile_avx512 = 10
+
+    def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
+        e.store(e.load(I16, b.address + 208), out + row * 2)
+        for s in range(16):
+            e.store(b.i8(192 + s), out + row + (2 + s) * e.lanes)
+
+    def pack_words(
+        self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
+    ) -> None:
+        width = 4 * e.lanes
+        for s in range(16):
+            w = [word(4 * s + t) for t in range(4)]
+            at = out + 18 * e.lanes + 3 * width * s
+            e.store((w[0] & 15) | (w[1] << 4), at)
+            e.store((w[2] & 15) | (w[3] << 4), at + width)
+            high = w[0] >> 4
+            for t in range(1, 4):
+                high = high | ((w[t] >> 4) << (2 * t))
+            e.store(high, at + 2 * width)
+
+    def fields(self, e: Emitter, p: Value) -> Fields:
+        d = e.load_f16(p, e.lanes)
+
+        def scale(s: int) -> Value:
+            return e.load(I8, p + (2 + s) * e.lanes, e.lanes).f32() * d
+
+        return {"scale": [lambda s=s: scale(s) for s in range(16)]}  # type: ignore[misc]
+
+    def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
+        width = 4 * e.lanes
+        for s in range(16):
+
+            def read(s: int = s) -> Codes:
+                at = p + 18 * e.lanes + 3 * width * s
+                a, b, high = (e.u8(at + width * i, width) for i in range(3))
+                yield s, 0, (a & 15) | ((high << 4) & 48)
+                yield s, 1, (a >> 4) | ((high << 2) & 48)
+                yield s, 2, (b & 15) | (high & 48)
+                yield s, 3, (b >> 4) | ((high >> 2) & 48)
+
+            yield (s,), read
+
+    def start(self, e: Emitter, x: Value, sub: int) -> Value:
+        return e.broadcast(I32, x + (288 + 4 * sub))
+
+    def end_sub(
+        self, e: Emitter, f: Fields, x: Value, sub: int, total: Value, block_sum: Value
+    ) -> Value:
+        return e.fma(total.f32(), f["scale"][sub](), block_sum)
+
+    def end_block(self, e: Emitter, f: Fields, x: Value, block_sum: Value, out: Value) -> Value:
+        return e.fma(block_sum, e.broadcast(F32, x + 256), out)
+
+
+LAYOUTS: dict[str, PackedLayout] = {
+    layout.type_name: layout
+    for layout in (
+        Packed32("q4_0", 4),
+        Packed32("q4_1", 4, has_minimum=True),
+        Packed32("q5_0", 5),
+        Packed32("q5_1", 5, has_minimum=True),
+        Packed32("q8_0", 8),
+        PackedQ4K("q4_k"),
+        PackedQ4K("q5_k"),
+        PackedQ6K(),
+    )
+}

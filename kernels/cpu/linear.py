@@ -1,0 +1,331 @@
+"""linear_<weights>: output rows = activations times weights, in register tiles.
+
+One sequence of float operations per output, the same in the one-token kernel, in every tile width
+and over a panel, so a row's result does not depend on its company (architecture, rule 6). The
+widths are chosen at run time from the number of tokens:
+
+* few tokens: tiles of 1..8 tokens read the packed weights directly, one pass over memory each;
+* many tokens: a group of rows is unpacked once into a panel that stays in the second cache level
+  (codes as bytes, scales as floats) and all tiles run over it.
+
+Arguments of every linear kernel (64-bit integers): 0 weights, 1 activations, 2 output,
+3 blocks a row, 4 bytes of an activation row, 5 bytes of an output row, 6 bias or 0, 7 row groups,
+8 groups a chunk, 9 bytes of a group, 10 address of the number of tokens, 11 scratch,
+12 scratch bytes of a thread. A chunk is a run of row groups; outputs are padded to whole groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgellm.kernels.cpu.decode import TracedBlock, decode_block
+from edgellm.kernels.cpu.layouts import Fields, PackedLayout, Step
+from edgellm.kernels.cpu.store import EmitKernel
+from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value, Var
+from edgellm.quant.block import QuantType
+
+N_ARGUMENTS = 13
+PANEL_FROM = 33  # tokens from which unpacking a panel pays
+_PREFETCH_FROM, _PREFETCH_BYTES = 4, 6912  # narrower tiles are memory-bound streams already
+
+
+class Tile:
+    """What varies between kinds of weights: one tile of ``width`` tokens over one row group."""
+
+    block: int
+    panel_tile = 0  # 0: no panel
+
+    def block_bytes(self, lanes: int) -> int:
+        raise NotImplementedError
+
+    def emit(
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, panel: bool
+    ) -> list[Value]:
+        """The outputs [width] of one row group, each a vector over its rows."""
+        raise NotImplementedError
+
+    def panel_bytes(self, n_blocks: int, lanes: int) -> int:
+        return 0
+
+    def unpack(self, e: Emitter, w: Value, panel: Value, n_blocks: Value) -> None:
+        raise NotImplementedError
+
+
+class PackedTile(Tile):
+    """int8 activations against packed codes (see layouts)."""
+
+    def __init__(self, layout: PackedLayout, lanes: int, panel_tile: int) -> None:
+        self.layout, self.block = layout, layout.block
+        self.panel_tile = panel_tile if layout.panel else 0
+        if self.panel_tile and lanes == 16:
+            self.panel_tile = layout.panel_tile_avx512
+
+    def block_bytes(self, lanes: int) -> int:
+        return self.layout.block_bytes(lanes)
+
+    def _n_fields(self) -> int:
+        # q4_k has the most: 8 scales, 4 pairs, 1 minimum factor; q6_k 16 scales
+        return 16
+
+    def _panel_block(self, lanes: int) -> int:
+        return (self.block + 4 * self._n_fields()) * lanes
+
+    def panel_bytes(self, n_blocks: int, lanes: int) -> int:
+        return n_blocks * self._panel_block(lanes) if self.panel_tile else 0
+
+    def unpack(self, e: Emitter, w: Value, panel: Value, n_blocks: Value) -> None:
+        width, layout = 4 * e.lanes, self.layout
+        with e.loop(n_blocks) as i:
+            p, out = w + i * self.block_bytes(e.lanes), panel + i * self._panel_block(e.lanes)
+            fields = layout.fields(e, p)
+            for _, read in layout.steps(e, p):
+                for sub, t, code in read():
+                    e.store(code, out + width * (sub * layout.sub // 4 + t))
+            at = out + self.block * e.lanes
+            for k, field in enumerate(f for group in fields.values() for f in group):
+                e.store(field(), at + width * k)
+
+    def _panel_fields(self, e: Emitter, p: Value) -> Fields:
+        """The fields of one block again, read from the panel."""
+        at = p + self.block * e.lanes
+        shape = self.layout.fields(e, p)  # traced for its shape only; the unused loads vanish
+        fields: Fields = {}
+        k = 0
+        for name, group in shape.items():
+            fields[name] = []
+            for _ in group:
+                address = at + 4 * e.lanes * k
+                if name == "pair":
+                    fields[name].append(lambda a=address: e.load(I16, a, 2 * e.lanes))  # type: ignore[misc]
+                else:
+                    fields[name].append(lambda a=address: e.f32(a))  # type: ignore[misc]
+                k += 1
+        assert k <= self._n_fields()
+        return fields
+
+    def _panel_steps(self, e: Emitter, p: Value) -> Iterator[Step]:
+        width, words = 4 * e.lanes, self.layout.sub // 4
+        for s in range(self.layout.n_subs):
+            yield (
+                (s,),
+                lambda s=s: (  # type: ignore[misc]
+                    (s, t, e.u8(p + width * (s * words + t), width)) for t in range(words)
+                ),
+            )
+
+    def emit(
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, panel: bool
+    ) -> list[Value]:
+        layout, tokens = self.layout, range(width)
+        stride = self._panel_block(e.lanes) if panel else self.block_bytes(e.lanes)
+        outputs = [e.var(e.zeros()) for _ in tokens]
+        with e.loop(n_blocks) as i:
+            p = w + i * stride
+            rows = [address + i * layout.activation.bytes for address in x]
+            prefetch = _Prefetch(e, p, 0 if panel or width < _PREFETCH_FROM else stride,
+                                 self.block // 4)  # fmt: skip
+            fields = self._panel_fields(e, p) if panel else layout.fields(e, p)
+            steps = self._panel_steps(e, p) if panel else layout.steps(e, p)
+            sums = [e.zeros() for _ in tokens]
+            for subs, read in steps:
+                totals = {(s, m): layout.start(e, rows[m], s) for s in subs for m in tokens}
+                for s, t, code in read():
+                    prefetch.step()
+                    offset = s * layout.sub + 4 * t
+                    for m in tokens:
+                        four = e.broadcast(I32, rows[m] + offset).bitcast(I8, 4 * e.lanes)
+                        totals[s, m] = e.dot4(totals[s, m], code, four, layout.largest)
+                for s in subs:
+                    for m in tokens:
+                        sums[m] = layout.end_sub(e, fields, rows[m], s, totals[s, m], sums[m])
+                        if layout.n_subs == 1:
+                            sums[m] = totals[s, m]
+            for m in tokens:
+                outputs[m].set(layout.end_block(e, fields, rows[m], sums[m], outputs[m].get()))
+        return [v.get() for v in outputs]
+
+
+class _Prefetch:
+    """Hints for a later part of the weights, spread evenly over the words of a block."""
+
+    def __init__(self, e: Emitter, p: Value, n_bytes: int, n_words: int) -> None:
+        self.e, self.n_words, self.words, self.done = e, n_words, 0, 0
+        self.lines = [p + (_PREFETCH_BYTES + line) for line in range(0, n_bytes, 64)]
+
+    def step(self) -> None:
+        self.words += 1
+        while self.done < len(self.lines) * self.words // self.n_words:
+            self.e.prefetch(self.lines[self.done])
+            self.done += 1
+
+
+class FloatTile(Tile):
+    """float32 activations against F32, F16 or BF16 weights, interleaved one element a row."""
+
+    def __init__(self, quant_type: QuantType) -> None:
+        self.type, self.block = quant_type, 1
+
+    def block_bytes(self, lanes: int) -> int:
+        return self.type.bytes * lanes
+
+    def _load(self, e: Emitter, p: Value) -> Value:
+        if self.type.name == "f32":
+            return e.f32(p)
+        if self.type.name == "f16":
+            return e.load_f16(p, e.lanes)
+        wide = e.load(I16, p, e.lanes, signed=False).i32() << 16
+        return wide.bitcast(F32, e.lanes)
+
+    def emit(
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, panel: bool
+    ) -> list[Value]:
+        outputs = [e.var(e.zeros()) for _ in range(width)]
+        with e.loop(n_blocks) as k:
+            weights = self._load(e, w + k * self.block_bytes(e.lanes))
+            for m in range(width):
+                value = e.broadcast(F32, x[m] + k * 4)
+                outputs[m].set(e.fma(weights, value, outputs[m].get()))
+        return [v.get() for v in outputs]
+
+
+class DecodeTile(Tile):
+    """Decode-then-dot: rows as the file has them, each block decoded by its own ``decode`` and
+    multiplied with float32 activations. For types that have no packed layout yet."""
+
+    def __init__(self, quant_type: QuantType) -> None:
+        self.type, self.block = quant_type, quant_type.block
+
+    def block_bytes(self, lanes: int) -> int:
+        return self.type.bytes * lanes
+
+    def emit(
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, panel: bool
+    ) -> list[Value]:
+        n = 16  # elements of a partial sum; chunks of 32 go in halves
+        spare = e.stack(4 * e.lanes * width)
+        with e.loop(e.lanes) as row:
+            start = w + row * n_blocks * self.type.bytes
+            sums = [e.var(e.zeros(n)) for _ in range(width)]
+            with e.loop(n_blocks) as i:
+                at = 0
+                for chunk in decode_block(e, self.type, start + i * self.type.bytes):
+                    for half in range(0, chunk.n, n):
+                        part = chunk.slice(half, n)
+                        for m in range(width):
+                            value = e.f32(x[m] + i * (4 * self.block) + 4 * at, n)
+                            sums[m].set(e.fma(part, value, sums[m].get()))
+                        at += n
+            for m in range(width):
+                e.store(e.sum(sums[m].get())[0], spare + row * 4 + 4 * e.lanes * m)
+        return [e.f32(spare + 4 * e.lanes * m) for m in range(width)]
+
+
+def make_linear(tile: Tile) -> EmitKernel:
+    """The kernel over chunks of row groups (arguments: module docstring)."""
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        a = e.arguments(args, N_ARGUMENTS)
+        emit_groups(e, tile, a, lo * a[8], e.minimum(hi * a[8], a[7]), tid,
+                    a[0], a[1], a[2], e.load(I64, a[10]))  # fmt: skip
+
+    return emit
+
+
+def emit_groups(
+    e: Emitter, tile: Tile, a: list[Value], first: Value, last: Value, tid: Value,
+    weights: Value, x: Value, out: Value, n_tokens: Value,
+) -> None:  # fmt: skip
+    """Row groups first..last for n_tokens rows of x; the body shared by plain and expert kernels."""
+    n_blocks, x_bytes, out_bytes, bias, group_bytes = a[3], a[4], a[5], a[6], a[9]
+
+    def widths(group: Value, w: Value, sizes: tuple[int, ...], panel: bool) -> None:
+        done = e.var(0)
+        column = out + group * (4 * e.lanes)
+        for width in sizes:
+            begin = done.get()
+            n = (n_tokens - begin) // width
+            with e.loop(n) as i:
+                token = begin + i * width
+                row = x + token * x_bytes
+                rows = [row + x_bytes * m for m in range(width)]
+                results = tile.emit(e, width, w, rows, n_blocks, panel)
+                slots = [e.var(r) for r in results]
+                with e.when(bias.ne(0)):
+                    for slot in slots:
+                        slot.set(slot.get() + e.f32(bias + group * (4 * e.lanes)))
+                for m, slot in enumerate(slots):
+                    e.store(slot.get(), column + (token + m) * out_bytes)
+            done.set(begin + n * width)
+
+    def direct() -> None:
+        with e.loop(last, first) as group:
+            widths(group, weights + group * group_bytes, e.target.tiles, panel=False)
+
+    def panels() -> None:
+        panel = a[11] + tid * a[12]
+        with e.loop(last, first) as group:
+            tile.unpack(e, weights + group * group_bytes, panel, n_blocks)
+            narrower = tuple(w for w in (4, 2, 1) if w < tile.panel_tile)
+            widths(group, panel, (tile.panel_tile, *narrower), panel=True)
+
+    if tile.panel_tile:
+        e.branch(n_tokens >= PANEL_FROM, panels, direct)
+    else:
+        direct()
+
+
+def make_pack(layout: PackedLayout) -> EmitKernel:
+    """Repack rows of the file. Arguments: 0 file rows, 1 their bytes, 2 rows, 3 blocks a row,
+    4 out. Chunks are row groups; rows past the last repeat it, their outputs are never read."""
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        source, row_bytes, n_rows, n_blocks, out = e.arguments(args, 5)
+        size = layout.type.bytes
+        codes, spare = e.stack(layout.block * e.lanes), e.stack(16 * e.lanes)
+        with e.loop(hi, lo) as group, e.loop(n_blocks) as i:
+            target = out + (group * n_blocks + i) * layout.block_bytes(e.lanes)
+            with e.loop(e.lanes) as row:
+                number = e.minimum(group * e.lanes + row, n_rows - 1)
+                b = TracedBlock(e, source + number * row_bytes + i * size)
+                at = codes + row * layout.block
+                for k, chunk in enumerate(layout.type.codes(b)):
+                    e.store(chunk, at + k * layout.type.chunk)
+                layout.pack_lane(e, b, row, target, spare)
+
+            def word(t: int) -> Value:
+                rows = [e.load(I32, codes + (r * layout.block + 4 * t)) for r in range(e.lanes)]
+                return gather(e, rows).bitcast(I8, 4 * e.lanes).unsigned()
+
+            layout.pack_words(e, word, target, spare)
+
+    return emit
+
+
+def make_pack_float(quant_type: QuantType) -> EmitKernel:
+    """Interleave rows of floats; arguments as ``make_pack``."""
+    element = {4: I32, 2: I16}[quant_type.bytes]
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        source, row_bytes, n_rows, n, out = e.arguments(args, 5)
+        with e.loop(hi, lo) as group:
+            target = out + group * n * (quant_type.bytes * e.lanes)
+            rows = [
+                source + e.minimum(group * e.lanes + r, n_rows - 1) * row_bytes
+                for r in range(e.lanes)
+            ]
+            with e.loop(n) as k:
+                values = [e.load(element, r + k * quant_type.bytes) for r in rows]
+                e.store(gather(e, values), target + k * (quant_type.bytes * e.lanes))
+
+    return emit
+
+
+def gather(e: Emitter, scalars: list[Value]) -> Value:
+    """Scalars as the lanes of a vector."""
+    vector = scalars[0].splat(len(scalars))
+    for i, s in enumerate(scalars[1:], 1):
+        vector = Value(e, e.b.insert_element(vector.v, s.v, e.const(i, I32).v))
+    return vector
+
+
+__all__ = ["DecodeTile", "FloatTile", "PackedTile", "Tile", "Var", "make_linear", "make_pack"]

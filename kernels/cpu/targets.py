@@ -1,0 +1,199 @@
+"""The instruction sets kernels are written for: one small table of primitives per target.
+
+A target is what a kernel needs to know about the machine: how many 32-bit lanes a vector has, how
+wide register tiles may be, and how three or four primitives are spelled. Everything else in a
+kernel is plain LLVM vector code, the same for all targets.
+
+One process, one target: Numba compiles for one CPU description, which has to be set before numba
+is imported (``configure_numba``). ``EDGELLM_TARGET`` names a target; by default the best one that
+this CPU can run is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import llvmlite.binding as llvm
+
+if TYPE_CHECKING:
+    from edgellm.kernels.cpu.vector import Emitter, Value
+
+
+class TargetError(ValueError):
+    """The named target does not exist or cannot run on this CPU."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An instruction set: vector width, tile shapes and CPU description for LLVM.
+
+    ``lanes`` is the number of float32 in a vector and of weight rows interleaved in a packed
+    group. ``tiles`` are the token widths of the register tiles, widest first, ending in 1.
+    ``panel_tile`` is the width used over a weight panel that was unpacked once.
+    """
+
+    name: str
+    lanes: int
+    needs: tuple[str, ...]  # CPU features that must be present
+    cpu: str  # LLVM CPU name; "" = the host itself
+    features: tuple[str, ...]  # LLVM features beside the CPU name
+    tiles: tuple[int, ...]
+    panel_tile: int
+    registers: int  # vector registers a tile may count on
+
+    def available(self) -> bool:
+        """True where this machine's CPU has every feature the target needs."""
+        host = _host_features()
+        return all(host.get(f, False) for f in self.needs)
+
+    # ---- primitives that differ between targets -------------------------------------------
+
+    def dot4(self, e: Emitter, acc: Value, codes: Value, x: Value, largest: int) -> Value:
+        """acc[i] += sum of 4 products codes[4i..4i+3] * x[4i..4i+3]; codes are unsigned bytes not
+        above ``largest``, x signed bytes in -127..127. Exact in int32 on every target."""
+        if self.name == "avx512_vnni":
+            return e.call("llvm.x86.avx512.vpdpbusd.512", acc.type, acc, codes, x)
+        if self.name == "avx_vnni":
+            return e.call("llvm.x86.avx512.vpdpbusd.256", acc.type, acc, codes, x)
+        if self.name == "avx2":
+            # vpmaddubsw adds two products in 16 bits and saturates: codes above 127 go in halves
+            parts = [codes] if largest <= 127 else [codes & 127, codes & 128]
+            for part in parts:
+                acc = acc + e.madd_i16(e.call("llvm.x86.avx2.pmadd.ub.sw", e.i16(16), part, x), None)
+            return acc
+        for i in range(4):
+            pick = list(range(i, 4 * self.lanes, 4))
+            acc = acc + codes.shuffle(pick).unsigned().i32() * x.shuffle(pick).signed().i32()
+        return acc
+
+    def dot2(self, e: Emitter, acc: Value, a: Value, b: Value) -> Value:
+        """acc[i] += a[2i] * b[2i] + a[2i+1] * b[2i+1] over signed 16-bit values, in int32."""
+        if self.name == "avx512_vnni":
+            return e.call("llvm.x86.avx512.vpdpwssd.512", acc.type, acc, a, b)
+        if self.name == "avx_vnni":
+            return e.call("llvm.x86.avx512.vpdpwssd.256", acc.type, acc, a, b)
+        if self.name == "avx2":
+            return acc + e.madd_i16(a, b)
+        for i in range(2):
+            pick = list(range(i, 2 * self.lanes, 2))
+            acc = acc + a.shuffle(pick).signed().i32() * b.shuffle(pick).signed().i32()
+        return acc
+
+    @property
+    def has_fma(self) -> bool:
+        """Without the instruction ``llvm.fma`` becomes a slow library call: multiply, then add."""
+        return self.name != "generic" or platform.machine().lower() in ("aarch64", "arm64")
+
+    @property
+    def has_f16c(self) -> bool:
+        """Without the instruction half <-> float conversion is done on the bits."""
+        return self.has_fma
+
+
+_V3 = ("avx2", "fma", "f16c", "bmi", "bmi2")
+TARGETS: dict[str, Target] = {
+    t.name: t
+    for t in (
+        Target(
+            name="avx512_vnni",
+            lanes=16,
+            needs=(*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"),
+            cpu="",
+            features=(),
+            tiles=(8, 6, 5, 4, 3, 2, 1),
+            panel_tile=8,
+            registers=32,
+        ),
+        Target(
+            name="avx_vnni",
+            lanes=8,
+            needs=(*_V3, "avxvnni"),
+            cpu="x86-64-v3",
+            features=("avxvnni",),
+            tiles=(4, 3, 2, 1),
+            panel_tile=4,
+            registers=16,
+        ),
+        Target(
+            name="avx2",
+            lanes=8,
+            needs=_V3,
+            cpu="x86-64-v3",
+            features=(),
+            tiles=(4, 2, 1),
+            panel_tile=4,
+            registers=16,
+        ),
+        Target(
+            name="generic",
+            lanes=4,
+            needs=(),
+            cpu="generic" if platform.machine().lower() in ("aarch64", "arm64") else "x86-64",
+            features=(),
+            tiles=(4, 1),
+            panel_tile=4,
+            registers=16,
+        ),
+    )
+}
+
+
+@cache
+def _host_features() -> dict[str, bool]:
+    try:
+        return dict(llvm.get_host_cpu_features())
+    except RuntimeError:  # LLVM cannot tell on this platform: only the generic target is safe
+        return {}
+
+
+@cache
+def current() -> Target:
+    """The target of this process: ``EDGELLM_TARGET`` or the best this CPU can run."""
+    wanted = os.environ.get("EDGELLM_TARGET", "")
+    if not wanted:
+        return next(t for t in TARGETS.values() if t.available())
+    if wanted not in TARGETS:
+        raise TargetError(
+            f"EDGELLM_TARGET={wanted} is not a target; choose one of {', '.join(TARGETS)}."
+        )
+    if not TARGETS[wanted].available():
+        can = ", ".join(t.name for t in TARGETS.values() if t.available())
+        raise TargetError(
+            f"EDGELLM_TARGET={wanted} cannot run on this CPU; unset it or choose one of {can}."
+        )
+    return TARGETS[wanted]
+
+
+def cpu_description() -> str:
+    """What compiled kernels depend on: target, CPU name and its features (part of store keys)."""
+    on = sorted(f for f, present in _host_features().items() if present)
+    return f"{current().name} {llvm.get_host_cpu_name()} {','.join(on)}"
+
+
+def configure_numba() -> None:
+    """Make Numba compile for the current target; call before any kernel is compiled."""
+    target = current()
+    if not target.cpu:
+        return
+    features = ",".join(f"+{f}" for f in target.features) or "+" + _baseline()
+    if "numba" in sys.modules:
+        from numba import config
+
+        if (config.CPU_NAME, config.CPU_FEATURES) != (target.cpu, features):
+            raise TargetError(
+                f"numba was imported before edgellm chose the target {target.name}; "
+                "import edgellm first or unset EDGELLM_TARGET."
+            )
+        return
+    os.environ["NUMBA_CPU_NAME"] = target.cpu
+    os.environ["NUMBA_CPU_FEATURES"] = features
+
+
+def _baseline() -> str:
+    # an empty feature string would make Numba add the host's features
+    return "neon" if platform.machine().lower() in ("aarch64", "arm64") else "sse2"
