@@ -321,6 +321,17 @@ def render(
     return chat.render(messages, add_generation_prompt, tools, now, variables)
 
 
+def special_texts(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """(BOS, EOS) as a template prints them; empty where the file names none."""
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    texts = []
+    for name in ("bos", "eos"):
+        index = metadata.get(f"tokenizer.ggml.{name}_token_id", -1)
+        known = isinstance(index, int) and 0 <= index < len(tokens)
+        texts.append(bytes(tokens[index]).decode("utf-8", "replace") if known else "")
+    return texts[0], texts[1]
+
+
 def _with_descriptions(tools: Sequence[Mapping[str, Any]], parameters: bool) -> list[Any]:
     """A copy in which every function, and on demand every parameter, has a description."""
     filled = copy.deepcopy(list(tools))

@@ -1,0 +1,81 @@
+"""Flags that several commands share. Names, short and long, and defaults are llama.cpp's.
+
+Every flag with a value can be set by EDGELLM_<LONG NAME> as well; the flag wins.
+"""
+
+from typing import Annotated
+
+import typer
+
+
+def _model_context(value: int) -> int:
+    if value < 0:
+        raise typer.BadParameter("must be at least 1, or 0 for the model's own")
+    return value
+
+
+def _automatic_or_positive(value: int) -> int:
+    if value == 0 or value < -1:
+        raise typer.BadParameter("must be at least 1, or -1 for automatic")
+    return value
+
+
+def _no_gpu(value: str) -> str:
+    if value in ("0", "auto", "-1"):
+        return value
+    if value != "all" and not value.isdecimal():
+        raise typer.BadParameter(f"{value!r} is not a number, auto or all")
+    raise typer.BadParameter(
+        "no GPU is usable, because this version has no GPU back end; 0 and auto run on the CPU"
+    )
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        show_default=False,
+        help="A .gguf file or a short name of the catalogue. Default: $EDGELLM_MODEL, then the "
+        "catalogue's default.",
+    ),
+]
+ModelFlag = Annotated[
+    str | None, typer.Option("-m", "--model", help="The same, as a flag.", show_default=False)
+]
+CtxSize = Annotated[
+    int,
+    typer.Option(
+        "-c",
+        "--ctx-size",
+        envvar="EDGELLM_CTX_SIZE",
+        callback=_model_context,
+        help="Context in tokens; 0: the model's own, as far as memory allows.",
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        "-t",
+        "--threads",
+        envvar="EDGELLM_THREADS",
+        callback=_automatic_or_positive,
+        help="Threads; -1: the physical cores this process may use.",
+    ),
+]
+GpuLayers = Annotated[
+    str,
+    typer.Option(
+        "-ngl",
+        "--ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        envvar="EDGELLM_N_GPU_LAYERS",
+        callback=_no_gpu,
+        help="Layers on the GPU: a number, auto or all.",
+    ),
+]
+
+
+def threads_or_none(value: int) -> int | None:
+    """The engine's None for the flag's -1."""
+    return None if value == -1 else value

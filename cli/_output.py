@@ -1,0 +1,45 @@
+"""Results go to stdout, everything else to stderr."""
+
+import sys
+
+# What text of a model or a file must not do to a terminal: move the cursor, set its title, ring.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+del _CONTROLS[ord("\n")], _CONTROLS[ord("\t")]
+
+
+def visible(text: str) -> str:
+    """Control characters as escapes."""
+    return text.translate(_CONTROLS)
+
+
+def write(text: str) -> None:
+    """A piece of the result, at once; harmless on a terminal, byte for byte elsewhere."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Status:
+    """Progress on stderr: one line that is rewritten on a terminal, lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def __call__(self, text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{visible(text)}")
+            sys.stderr.flush()
+            self._open = True
+        else:
+            say(text)
+
+    def clear(self) -> None:
+        """Remove the rewritten line before anything else is printed."""
+        if self._open:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._open = False

@@ -1,0 +1,5 @@
+"""`python -m edgellm`: the same as the command `edgellm`."""
+
+from edgellm.cli.main import main
+
+main()

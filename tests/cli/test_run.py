@@ -1,0 +1,233 @@
+"""edgellm run: flags, environment, prompt sources, outputs, refusals. The engine is a fake."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli.main import run
+
+FAKE = Path(__file__).with_name("fake_llm.py")
+
+
+@pytest.fixture
+def refused(fake, capsys):
+    """Runs a command line that must be refused in one sentence; returns the sentence."""
+
+    def check(*arguments: str) -> str:
+        assert run(list(arguments)) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1 and err.endswith("\n") and "Traceback" not in err
+        return err
+
+    return check
+
+
+def test_text_goes_to_stdout_and_the_rest_to_stderr(fake, capsys):
+    assert run(["run", "-m", "m.gguf", "-p", "Hi"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "".join(fake.ANSWER) + "\n"
+    assert "compiling kernels 1/2" in err
+    assert "answer 5 tokens, 100.0 tokens/s" in err
+    assert fake.SEEN["closed"]
+    run(["run", "-m", "m.gguf", "-p", "Hi", "--no-show-timings"])
+    assert "tokens/s" not in capsys.readouterr().err
+
+
+def test_the_chat_template_is_applied_unless_raw(fake, capsys):
+    run(["run", "m.gguf", "Hi", "-sys", "Be brief."])
+    assert fake.SEEN["prompt"] == "<s>[system]Be brief.[user]Hi[assistant]"
+    assert (fake.SEEN["add_special"], fake.SEEN["parse_special"]) == (False, True)
+    run(["run", "m.gguf", "Hi", "--raw"])
+    assert fake.SEEN["prompt"] == "Hi"
+    assert (fake.SEEN["add_special"], fake.SEEN["parse_special"]) == (True, False)
+
+
+def test_a_model_without_template_continues_the_text_and_says_so(fake, capsys, monkeypatch):
+    monkeypatch.setattr(fake.LLM, "chat_template", None)
+    assert run(["run", "m.gguf", "Hi"]) == 0
+    assert fake.SEEN["prompt"] == "Hi"
+    assert "no chat template" in capsys.readouterr().err
+
+
+def test_json_output(fake, capsys):
+    assert run(["run", "m.gguf", "Hi", "--output", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == "".join(fake.ANSWER)
+    assert answer["tokens"] == [0, 1, 2, 3, 4]
+    assert answer["finish_reason"] == "stop"
+    assert answer["prompt_tokens"] == 3
+    assert answer["timings"] == fake.LLM.timings
+    assert answer["seed"] == fake.SEEN["params"].seed >= 0
+
+
+@pytest.mark.parametrize(
+    "flags, field, value",
+    [
+        (["-n", "7"], "max_tokens", 7),
+        (["--predict", "7"], "max_tokens", 7),
+        (["--n-predict", "-1"], "max_tokens", None),
+        ([], "max_tokens", None),
+        (["--temp", "0"], "temperature", 0),
+        (["--temperature", "1.5"], "temperature", 1.5),
+        (["--top-k", "0"], "top_k", 0),
+        (["--top-p", "0.5"], "top_p", 0.5),
+        (["--min-p", "0.1"], "min_p", 0.1),
+        (["-s", "42"], "seed", 42),
+        (["--seed", "-1"], "seed", -1),
+        (["--stop", "a", "--stop", "b"], "stop", ("a", "b")),
+        (["--ignore-eos"], "ignore_eos", True),
+        (["-ngl", "0"], "top_k", 40),
+        (["--n-gpu-layers", "auto"], "top_p", 0.95),
+    ],
+)
+def test_sampling_flags(fake, flags, field, value):
+    assert run(["run", "m.gguf", "Hi", *flags]) == 0
+    assert getattr(fake.SEEN["params"], field) == value
+
+
+def test_flags_beat_the_environment(fake, monkeypatch):
+    monkeypatch.setenv("EDGELLM_TEMP", "0.3")
+    monkeypatch.setenv("EDGELLM_CTX_SIZE", "100")
+    monkeypatch.setenv("EDGELLM_THREADS", "2")
+    monkeypatch.setenv("EDGELLM_N_PREDICT", "9")
+    monkeypatch.setenv("EDGELLM_MODEL", "m.gguf")
+    assert run(["run", "-p", "Hi"]) == 0
+    seen = fake.SEEN
+    assert (seen["path"], seen["n_ctx"], seen["n_threads"]) == ("m.gguf", 100, 2)
+    assert (seen["params"].temperature, seen["params"].max_tokens) == (0.3, 9)
+    Path("other.gguf").write_bytes(b"GGUF")
+    assert run(["run", "other.gguf", "Hi", "--temp", "0.4", "-c", "200", "-t", "-1"]) == 0
+    assert (seen["path"], seen["n_ctx"], seen["n_threads"]) == ("other.gguf", 200, None)
+    assert seen["params"].temperature == 0.4
+
+
+def test_prompt_sources(fake, monkeypatch):
+    def prompt_of(*arguments: str) -> str:
+        assert run(["run", "--raw", *arguments]) == 0
+        return fake.SEEN["prompt"]
+
+    Path("p.txt").write_text("from a file\n")
+    assert prompt_of("m.gguf", "argument") == "argument"
+    assert prompt_of("-m", "m.gguf", "argument") == "argument"
+    assert prompt_of("m.gguf", "-p", "flag") == "flag"
+    assert prompt_of("m.gguf", "-f", "p.txt") == "from a file"
+    for flags in ([], ["-f", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("vön stdin\n".encode())))
+        assert prompt_of("m.gguf", *flags) == "vön stdin"
+
+
+@pytest.mark.parametrize(
+    "arguments, names",
+    [
+        (["--temp", "-1"], ["--temp"]),
+        (["--temp", "nan"], ["temp"]),
+        (["--top-p", "1.1"], ["--top-p"]),
+        (["--min-p", "2"], ["--min-p"]),
+        (["--top-k", "-1"], ["--top-k"]),
+        (["-n", "0"], ["--predict"]),
+        (["-c", "-1"], ["--ctx-size"]),
+        (["-t", "0"], ["--threads"]),
+        (["-t", "many"], ["--threads"]),
+        (["--seed", "-2"], ["--seed"]),
+        (["--output", "xml"], ["--output", "text or json"]),
+        (["-ngl", "99"], ["--ngl", "no GPU is usable, because"]),
+        (["-ngl", "all"], ["--ngl", "no GPU is usable, because"]),
+        (["-ngl", "some"], ["--ngl", "auto"]),
+        (["--stop", ""], ["stop"]),
+        (["--frobnicate"], ["--frobnicate"]),
+        (["-p", "again"], ["twice", "--prompt"]),
+        (["-f", "absent.txt"], ["twice"]),
+        (["--raw", "--system", "x"], ["--system", "--raw"]),
+    ],
+)
+def test_bad_flags_are_named(refused, arguments, names):
+    message = refused("run", "m.gguf", "Hi", *arguments)
+    assert all(name in message for name in names), message
+
+
+def test_bad_environment_is_named(refused, monkeypatch):
+    monkeypatch.setenv("EDGELLM_TOP_K", "few")
+    assert "EDGELLM_TOP_K" in refused("run", "m.gguf", "Hi")
+
+
+def test_bad_files_are_named(refused):
+    Path("latin.txt").write_bytes(b"caf\xe9")
+    Path("empty.txt").write_bytes(b"")
+    Path("damaged.gguf").write_bytes(b"")
+    assert "absent.txt" in refused("run", "m.gguf", "-f", "absent.txt")
+    assert "latin.txt is not UTF-8 text (byte 3)" in refused("run", "m.gguf", "-f", "latin.txt")
+    assert "empty.txt is empty" in refused("run", "m.gguf", "-f", "empty.txt")
+    assert "damaged.gguf is cut short" in refused("run", "damaged.gguf", "Hi")
+    assert "neither a file nor" in refused("run", "absent.gguf", "Hi")
+    assert "named twice" in refused("run", "m.gguf", "Hi", "-m", "m.gguf")
+
+
+def test_without_a_prompt_on_a_terminal(refused, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert "give -p TEXT" in refused("run", "m.gguf")
+    assert "give -p TEXT" in refused("run", "Name three colours.")
+
+
+def test_a_fault_of_our_own_keeps_its_traceback(fake, monkeypatch):
+    def broken(*arguments):
+        raise ValueError("a bug")
+        yield
+
+    monkeypatch.setattr(fake.LLM, "stream", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        run(["run", "m.gguf", "Hi"])
+
+
+def process(tmp_path, setup: str, *arguments: str, **options) -> subprocess.Popen:
+    """The real command in a process of its own, with the fake engine set up by ``setup``."""
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    code = (
+        f"import sys; sys.path.insert(0, {str(FAKE.parent)!r}); import fake_llm; "
+        f"fake_llm.install(); {setup}; from edgellm.cli.main import main; main()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def test_a_broken_pipe_ends_quietly(tmp_path):
+    with process(tmp_path, "fake_llm.LLM.repeat = 100_000", "run", "m.gguf", "Hi") as running:
+        assert running.stdout.read(3) == b"Red"
+        running.stdout.close()
+        assert running.stderr.read() == b"compiling kernels 1/2\n"
+        assert running.wait(20) == 141
+
+
+def test_ctrl_c_ends_with_130(tmp_path):
+    with process(tmp_path, "fake_llm.LLM.pause = 0.5", "run", "m.gguf", "Hi") as running:
+        assert running.stdout.read(3) == b"Red"  # each piece comes as soon as it is there
+        start = time.monotonic()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(20) == 130
+        assert time.monotonic() - start < 2
+        assert running.stderr.read() == b"compiling kernels 1/2\n"
+
+
+def test_characters_the_terminal_lacks_do_no_harm(tmp_path):
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    setup = "fake_llm.ANSWER = ('caf\\u00e9',)"
+    with process(tmp_path, setup, "run", "m.gguf", "Hi", env=env) as running:
+        assert running.stdout.read() == b"caf?\n"
+        assert running.wait(20) == 0
