@@ -9,7 +9,7 @@ import typer
 
 from edgellm.cli import _model
 from edgellm.cli._options import CtxSize, Model, ModelFlag
-from edgellm.cli._output import write
+from edgellm.cli._output import visible, write
 
 if TYPE_CHECKING:
     from edgellm.quant.gguf import GGUF
@@ -36,11 +36,6 @@ def command(
 
 def describe(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
     """Everything the command shows, as plain data."""
-    from dataclasses import asdict
-
-    from edgellm.memory import bill
-
-    cost = bill(file, n_ctx)
     return {
         "file": file.path,
         "bytes": file.n_bytes,
@@ -48,7 +43,7 @@ def describe(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
         "parts": len(file.parts),
         "metadata": {key: summary(value) for key, value in file.metadata.items()},
         "types": _types(file),
-        "memory": None if cost is None else {**asdict(cost), "kv": cost.kv, "total": cost.total},
+        "memory": _memory(file, n_ctx),
         "tensors": [
             {
                 "name": tensor.name,
@@ -59,6 +54,20 @@ def describe(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
             for tensor in file.tensors.values()
         ],
     }
+
+
+def _memory(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
+    """The bill, or under "error" why there is none."""
+    from dataclasses import asdict
+
+    from edgellm.memory import bill
+    from edgellm.quant.gguf import GGUFError
+
+    try:
+        cost = bill(file, n_ctx)
+    except GGUFError as error:  # a vocabulary, or a model that cannot be run: show the rest
+        return {"error": str(error)}
+    return {**asdict(cost), "total": cost.total}
 
 
 def _types(file: "GGUF") -> list[dict[str, Any]]:
@@ -104,8 +113,7 @@ def as_text(facts: dict[str, Any]) -> str:
     lines += [f"  {key} = {_one_line(value)}" for key, value in facts["metadata"].items()]
     if facts["types"]:
         lines += ["", "Types", *_type_lines(facts["types"])]
-    if facts["memory"]:
-        lines += ["", "Memory", *_memory_lines(facts["memory"])]
+    lines += ["", "Memory", *_memory_lines(facts["memory"])]
     if facts["tensors"]:
         lines += ["", "Tensors"]
         rows = [
@@ -132,14 +140,13 @@ def _type_lines(types: list[dict[str, Any]]) -> list[str]:
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
-    note = ""
-    if memory["window"]:
-        note = f"at most; layers with a window keep {memory['window']:,} tokens"
+    if "error" in memory:
+        return [f"  cannot be run: {visible(memory['error'])}"]
     return _columns(
         [
             ("weights", size(memory["weights"]), ""),
             ("KV cache per token", size(memory["kv_per_token"]), "f16"),
-            (f"KV cache for {memory['n_ctx']:,} tokens", size(memory["kv"]), note),
+            (f"KV cache for {memory['n_ctx']:,} tokens", size(memory["kv"]), ""),
             ("activations", size(memory["arena"]), "about"),
             ("all", size(memory["total"]), ""),
         ]

@@ -196,7 +196,7 @@ def _tokens(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    rendered = render(llm.chat_template, messages, *special_texts(llm.metadata))
+    rendered = render(llm.chat_template, messages, *special_texts(llm.tokenizer))
     # The template has written the special tokens, the first one included.
     return llm.tokenize(rendered, add_special=False, parse_special=True)
 

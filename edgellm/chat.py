@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import jinja2.ext
@@ -26,6 +26,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
 from edgellm.errors import EdgeLLMError
+
+if TYPE_CHECKING:
+    from edgellm.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -321,15 +324,13 @@ def render(
     return chat.render(messages, add_generation_prompt, tools, now, variables)
 
 
-def special_texts(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """(BOS, EOS) as a template prints them; empty where the file names none."""
-    tokens = metadata.get("tokenizer.ggml.tokens", ())
-    texts = []
-    for name in ("bos", "eos"):
-        index = metadata.get(f"tokenizer.ggml.{name}_token_id", -1)
-        known = isinstance(index, int) and 0 <= index < len(tokens)
-        texts.append(bytes(tokens[index]).decode("utf-8", "replace") if known else "")
-    return texts[0], texts[1]
+def special_texts(tokenizer: "Tokenizer") -> tuple[str, str]:
+    """(BOS, EOS) as a template prints them; empty where the model has none."""
+
+    def text(token: int | None) -> str:
+        return "" if token is None else tokenizer.token_text(token)
+
+    return text(tokenizer.bos), text(tokenizer.eos)
 
 
 def _with_descriptions(tools: Sequence[Mapping[str, Any]], parameters: bool) -> list[Any]:

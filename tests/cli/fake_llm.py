@@ -6,7 +6,7 @@ Importing this module is enough; it takes the engine's place in sys.modules.
 import sys
 import time
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 ANSWER = ("Red", ", gr", "een", " and \u001b[31mblue", ".")
@@ -24,7 +24,7 @@ class LLM:
     chat_template: str | None = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
     )
-    metadata = {"tokenizer.ggml.tokens": [b"<s>", b"</s>"], "tokenizer.ggml.bos_token_id": 0}
+    tokenizer = SimpleNamespace(bos=0, eos=None, token_text=lambda token: ["<s>", "</s>"][token])
     kernel_stats = {"compiled": 2, "loaded": 5, "seconds": 1.25}
     timings = {
         "prompt_n": 3,
