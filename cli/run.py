@@ -44,7 +44,12 @@ def command(
         typer.Option("-sys", "--system", envvar="EDGELLM_SYSTEM", help="System message."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")
+        bool,
+        typer.Option(
+            "--raw",
+            envvar="EDGELLM_RAW",
+            help="Continue the prompt as it is, without chat template.",
+        ),
     ] = False,
     output: Annotated[
         str,
@@ -89,12 +94,19 @@ def command(
         typer.Option("--stop", help="Stop before this text; may be given several times."),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on when the model wants to stop.")
+        bool,
+        typer.Option(
+            "--ignore-eos", envvar="EDGELLM_IGNORE_EOS", help="Go on when the model wants to stop."
+        ),
     ] = False,
     gpu_layers: GpuLayers = "auto",
     show_timings: Annotated[
         bool,
-        typer.Option("--show-timings/--no-show-timings", help="Speed, on stderr, in text output."),
+        typer.Option(
+            "--show-timings/--no-show-timings",
+            envvar="EDGELLM_SHOW_TIMINGS",
+            help="Speed, on stderr, in text output.",
+        ),
     ] = True,
 ) -> None:
     """Answer one prompt: the text to stdout, everything else to stderr."""

@@ -109,6 +109,15 @@ def test_flags_beat_the_environment(fake, monkeypatch):
     assert seen["params"].temperature == 0.4
 
 
+def test_switches_by_environment(fake, monkeypatch, capsys):
+    monkeypatch.setenv("EDGELLM_RAW", "1")
+    monkeypatch.setenv("EDGELLM_IGNORE_EOS", "true")
+    monkeypatch.setenv("EDGELLM_SHOW_TIMINGS", "off")
+    assert run(["run", "m.gguf", "Hi"]) == 0
+    assert fake.SEEN["prompt"] == "Hi" and fake.SEEN["params"].ignore_eos
+    assert "tokens/s" not in capsys.readouterr().err
+
+
 def test_prompt_sources(fake, monkeypatch):
     def prompt_of(*arguments: str) -> str:
         assert run(["run", "--raw", *arguments]) == 0

@@ -125,6 +125,24 @@ def test_leftovers_of_a_killed_fetch_are_removed(models):
     assert left(models) == ["tiny.gguf"]
 
 
+def test_an_interrupted_fetch_leaves_nothing_behind(models):
+    started: list[subprocess.Popen] = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    def interrupt(entry, done):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(hub.subprocess, "Popen", Recorded)
+        hub.fetch(entry_for(), interrupt)
+    assert [process.poll() is not None for process in started] == [True]
+    assert left(models) == []
+
+
 def test_a_full_disk_is_seen_before(models, monkeypatch):
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda path: type("U", (), {"free": 1000})())
     with pytest.raises(HubError, match="MB free; EDGELLM_CACHE"):
