@@ -1,0 +1,327 @@
+"""Keys and values into the cache, and attention over it.
+
+The cache of a layer is a pool of blocks of ``BLOCK`` tokens. A block of keys is
+[n_kv_heads][head_dim][BLOCK], so that scores need no horizontal sum; a block of values is
+[n_kv_heads][BLOCK][head_dim]. A slot is block * BLOCK + place in the block.
+
+Attention works in *pieces* of ``PIECE`` positions that start at absolute multiples of it. Each is
+reduced from scratch with its own maximum, and pieces are merged by one function in ascending
+order, so a token's result does not depend on how work was split (architecture, rule 6). An *item*
+is a few tokens of one sequence, one key-value head and a run of pieces:
+
+    int64: first row | tokens | kv head | first piece | end piece | partial slot or -1 |
+           block table row | 0
+
+With a slot the item is one token and one piece and leaves its state for ``merge``; without one
+it finishes its tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgellm.kernels.cpu.store import EmitKernel
+from edgellm.kernels.cpu.vector import F32, I32, I64, Emitter, Value
+
+PIECE, BLOCK = 256, 32
+ITEM_WORDS = 8
+_NOTHING = -1e30  # the maximum of a piece in which a token sees no key; finite: 0 * it stays 0
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What attention kernels are specialised for."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    kv_bytes: int  # 2: float16, 4: float32
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.n_heads // self.n_kv_heads
+
+    @property
+    def tile_tokens(self) -> int:
+        """Tokens of a prefill item: about 12 query rows share one read of the keys."""
+        return max(1, 12 // self.group)
+
+    @property
+    def name(self) -> str:
+        window = "" if self.window is None else f"_w{self.window}"
+        scale = float(self.scale).hex().replace(".", "_").replace("-", "m").replace("+", "")
+        return (
+            f"{self.n_heads}_{self.n_kv_heads}_{self.head_dim}_f{8 * self.kv_bytes}{window}_{scale}"
+        )
+
+    def block_bytes(self) -> int:
+        """Bytes of a block of keys, or of values, of one layer."""
+        return self.n_kv_heads * self.head_dim * BLOCK * self.kv_bytes
+
+    def partial_bytes(self) -> int:
+        """State of one query head in one piece: output, then maximum and sum in every lane."""
+        return 4 * (self.head_dim + 32)
+
+    def scratch_bytes(self) -> int:
+        """Of a thread: scores, outputs and running state of a tile's query rows."""
+        rows = self.tile_tokens * self.group
+        return rows * 4 * (PIECE + self.head_dim + 64) + 64
+
+
+def _store_kv(e: Emitter, value: Value, address: Value, kv_bytes: int) -> None:
+    e.store(e.to_f16(value) if kv_bytes == 2 else value, address)
+
+
+def _load_kv(e: Emitter, address: Value, kv_bytes: int) -> Value:
+    return e.load_f16(address, e.lanes) if kv_bytes == 2 else e.f32(address)
+
+
+def make_kv_store(shape: AttentionShape) -> EmitKernel:
+    """Over tokens. 0 k, 1 k row bytes, 2 v, 3 v row bytes, 4 slots, 5 keys, 6 values."""
+    dim, size = shape.head_dim, shape.kv_bytes
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        k, k_bytes, v, v_bytes, slots, keys, values = e.arguments(args, 7)
+        with e.loop(hi, lo) as row, e.loop(shape.n_kv_heads) as head:
+            slot = e.load(I64, slots + row * 8)
+            block, place = slot // BLOCK, slot % BLOCK
+            at = (block * shape.n_kv_heads + head) * (dim * BLOCK * size)
+            key_at, value_at = keys + at + place * size, values + at + place * (dim * size)
+            for i in range(0, dim, e.lanes):
+                source = head * (4 * dim) + 4 * i
+                x = e.f32(k + row * k_bytes + source)
+                x = e.to_f16(x) if size == 2 else x
+                for lane in range(e.lanes):
+                    e.store(x[lane], key_at + (i + lane) * BLOCK * size)
+                y = e.f32(v + row * v_bytes + source)
+                _store_kv(e, y, value_at + i * size, size)
+
+    return emit
+
+
+def _merge(
+    e: Emitter, top: Value, total: Value, piece_top: Value, piece_total: Value
+) -> tuple[Value, Value, Value, Value]:
+    """Running (maximum, sum) with a piece's: the new pair and the factors of both outputs."""
+    new_top = e.maximum(top, piece_top)
+    old, new = e.exp(top - new_top), e.exp(piece_top - new_top)
+    return new_top, e.fma(piece_total, new, total * old), old, new
+
+
+def make_attention(shape: AttentionShape) -> EmitKernel:
+    """Over items. 0 items, 1 q, 2 q row bytes, 3 out, 4 out row bytes, 5 positions, 6 block table,
+    7 table row bytes, 8 keys, 9 values, 10 scratch, 11 scratch bytes of a thread, 12 partials."""
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        a = e.arguments(args, 13)
+        scratch = a[10] + tid * a[11]
+        with e.loop(hi, lo) as i:
+            item = a[0] + i * (8 * ITEM_WORDS)
+            if shape.tile_tokens == 1:
+                _Item(e, shape, a, item, scratch, 1).emit()
+            else:
+                e.branch(
+                    e.load(I64, item + 8).eq(1),
+                    lambda item=item: _Item(e, shape, a, item, scratch, 1).emit(),  # type: ignore[misc]
+                    lambda item=item: _Item(  # type: ignore[misc]
+                        e, shape, a, item, scratch, shape.tile_tokens
+                    ).emit(),
+                )
+
+    return emit
+
+
+class _Item:
+    """Emits one item of ``n_tokens`` tokens. Query rows are [token][head of the group]."""
+
+    def __init__(
+        self, e: Emitter, shape: AttentionShape, a: list[Value], item: Value, scratch: Value,
+        n_tokens: int,
+    ) -> None:  # fmt: skip
+        self.e, self.shape, self.n_tokens = e, shape, n_tokens
+        self.first, _, self.head, self.begin, self.end, self.slot, table_row = (
+            e.load(I64, item + 8 * w) for w in range(7)
+        )
+        (_, q, q_bytes, out, out_bytes, positions, table, table_bytes, keys, values, _, _,
+         self.partials) = a  # fmt: skip
+        self.n_rows = n_tokens * shape.group
+        dim = shape.head_dim
+        heads = self.head * (shape.group * 4 * dim)
+        rows = range(self.n_rows)
+        self.q = [
+            q + (self.first + r // shape.group) * q_bytes + heads + (r % shape.group) * 4 * dim
+            for r in rows
+        ]
+        self.out = [
+            out + (self.first + r // shape.group) * out_bytes + heads + (r % shape.group) * 4 * dim
+            for r in rows
+        ]
+        self.positions = [e.load(I64, positions + (self.first + t) * 8) for t in range(n_tokens)]
+        self.table = table + table_row * table_bytes
+        head_bytes = dim * BLOCK * shape.kv_bytes
+        self.head_bytes, self.keys, self.values = head_bytes, keys, values
+        self.scores = scratch  # [rows][PIECE]
+        self.outputs = scratch + self.n_rows * PIECE * 4  # [rows][head_dim]
+        self.state = self.outputs + self.n_rows * dim * 4  # [rows]: maximum, sum, two factors
+
+    def _state(self, row: int, k: int) -> Value:
+        return self.state + (row * 256 + 64 * k)
+
+    def emit(self) -> None:
+        e, dim = self.e, self.shape.head_dim
+        for r in range(self.n_rows):
+            e.store(e.const(_NOTHING, F32, e.lanes), self._state(r, 0))
+            e.store(e.zeros(), self._state(r, 1))
+            for i in range(0, dim, e.lanes):
+                e.store(e.zeros(), self.outputs + 4 * (r * dim + i))
+        with e.loop(self.end, self.begin) as piece:
+            first_key = piece * PIECE
+            n_blocks = e.minimum(PIECE // BLOCK, (self.positions[-1] - first_key) // BLOCK + 1)
+            blocks = self.table + piece * (PIECE // BLOCK * 4)
+            with e.loop(n_blocks) as b:
+                self._scores(b, blocks, first_key + b * BLOCK)
+            for r in range(self.n_rows):
+                self._softmax(r, n_blocks)
+            self._outputs(n_blocks, blocks)
+        with e.when(self.slot < 0):
+            for r in range(self.n_rows):
+                inverse = 1.0 / e.f32(self._state(r, 1))
+                for i in range(0, dim, e.lanes):
+                    value = e.f32(self.outputs + 4 * (r * dim + i))
+                    e.store(value * inverse, self.out[r] + 4 * i)
+
+    def _block(self, base: Value, blocks: Value, b: Value) -> Value:
+        number = e_load_block(self.e, blocks, b)
+        return base + (number * self.shape.n_kv_heads + self.head) * self.head_bytes
+
+    def _scores(self, b: Value, blocks: Value, first_key: Value) -> None:
+        """Scaled and masked scores of all rows against one block of keys."""
+        e, shape = self.e, self.shape
+        keys = self._block(self.keys, blocks, b)
+        parts = range(BLOCK // e.lanes)
+        key = [
+            (first_key.i32().splat(e.lanes) + e.constants(I32, list(range(p, p + e.lanes))))
+            for p in (e.lanes * k for k in parts)
+        ]
+        at_once = max(1, (e.target.registers - 8) // len(parts))
+        for start in range(0, self.n_rows, at_once):
+            rows = range(start, min(self.n_rows, start + at_once))
+            sums = {(r, p): e.var(e.zeros()) for r in rows for p in parts}
+            with e.loop(shape.head_dim) as d:
+                line = keys + d * (BLOCK * shape.kv_bytes)
+                column = [_load_kv(e, line + p * e.lanes * shape.kv_bytes, shape.kv_bytes)
+                          for p in parts]  # fmt: skip
+                for r in rows:
+                    x = e.broadcast(F32, self.q[r] + d * 4)
+                    for p in parts:
+                        sums[r, p].set(e.fma(x, column[p], sums[r, p].get()))
+            for r in rows:
+                position = self.positions[r // shape.group].i32()
+                for p in parts:
+                    seen = key[p] <= position.splat(e.lanes)
+                    if shape.window is not None:
+                        oldest = (position - shape.window).splat(e.lanes)
+                        seen = seen & (key[p] > oldest)
+                    score = sums[r, p].get() * shape.scale
+                    hidden = e.const(float("-inf"), F32, e.lanes)
+                    at = self.scores + b * (4 * BLOCK) + (r * PIECE + e.lanes * p) * 4
+                    e.store(e.select(seen, score, hidden), at)
+
+    def _softmax(self, r: int, n_blocks: Value) -> None:
+        """The row's weights in this piece, and its state merged with the piece's."""
+        e = self.e
+        row, n = self.scores + r * PIECE * 4, n_blocks * BLOCK
+        top = e.var(e.const(_NOTHING, F32, e.lanes))
+        with e.loop(n, step=e.lanes) as i:
+            top.set(e.maximum(top.get(), e.f32(row + i * 4)))
+        piece_top = e.max(top.get())
+        # 16 partial sums whatever the vector width would be one more constraint than rule 6 asks
+        total = e.var(e.zeros())
+        with e.loop(n, step=e.lanes) as i:
+            weight = e.exp(e.f32(row + i * 4) - piece_top)
+            e.store(weight, row + i * 4)
+            total.set(total.get() + weight)
+        piece_total = e.sum(total.get())
+        with e.when(self.slot >= 0):
+            partial = self._partial(r)
+            e.store(piece_top, partial + 4 * self.shape.head_dim)
+            e.store(piece_total, partial + 4 * self.shape.head_dim + 64)
+        merged = _merge(
+            e, e.f32(self._state(r, 0)), e.f32(self._state(r, 1)), piece_top, piece_total
+        )
+        for k, value in enumerate(merged):
+            e.store(value, self._state(r, k))
+
+    def _partial(self, r: int) -> Value:
+        return self.partials + (self.slot * self.shape.group + r) * self.shape.partial_bytes()
+
+    def _outputs(self, n_blocks: Value, blocks: Value) -> None:
+        """Add the piece's weighted values to the outputs, or leave them for merge."""
+        e, shape = self.e, self.shape
+        dim, size = shape.head_dim, shape.kv_bytes
+        n_vectors = min(4, dim // e.lanes)
+        at_once = max(1, (e.target.registers - 6) // n_vectors)
+        for start in range(0, self.n_rows, at_once):
+            rows = range(start, min(self.n_rows, start + at_once))
+            for first in range(0, dim, n_vectors * e.lanes):
+                columns = range(first, min(dim, first + n_vectors * e.lanes), e.lanes)
+                sums = {(r, c): e.var(e.zeros()) for r in rows for c in columns}
+                with e.loop(n_blocks) as b:
+                    values = self._block(self.values, blocks, b)
+                    with e.loop(BLOCK) as t:
+                        line = values + t * (dim * size)
+                        part = {c: _load_kv(e, line + c * size, size) for c in columns}
+                        for r in rows:
+                            at = self.scores + (b * BLOCK + t) * 4 + r * PIECE * 4
+                            weight = e.broadcast(F32, at)
+                            for c in columns:
+                                sums[r, c].set(e.fma(weight, part[c], sums[r, c].get()))
+                for r in rows:
+                    old, new = e.f32(self._state(r, 2)), e.f32(self._state(r, 3))
+                    for c in columns:
+                        value = sums[r, c].get()
+                        with e.when(self.slot >= 0):
+                            e.store(value, self._partial(r) + 4 * c)
+                        at = self.outputs + 4 * (r * dim + c)
+                        e.store(e.fma(value, new, e.f32(at) * old), at)
+
+
+def e_load_block(e: Emitter, blocks: Value, b: Value) -> Value:
+    """Number b of a block table (int32)."""
+    return e.load(I32, blocks + b * 4).i64()
+
+
+def make_merge(shape: AttentionShape) -> EmitKernel:
+    """Over tokens: the pieces of tokens that were split, in ascending order. 0 out, 1 out row
+    bytes, 2 (first partial slot, pieces) of each token, 3 partials. Slots are [kv head][piece]."""
+    dim, group = shape.head_dim, shape.group
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        out, out_bytes, splits, partials = e.arguments(args, 4)
+        with e.loop(hi, lo) as token:
+            first, n = e.load(I64, splits + token * 16), e.load(I64, splits + token * 16 + 8)
+            with e.when(n > 0), e.loop(shape.n_heads) as head:
+                top = e.var(e.const(_NOTHING, F32, e.lanes))
+                total = e.var(e.zeros())
+                columns = range(0, dim, e.lanes)
+                sums = {c: e.var(e.zeros()) for c in columns}
+                with e.loop(n) as i:
+                    slot = first + (head // group) * n + i
+                    p = partials + (slot * group + head % group) * shape.partial_bytes()
+                    merged = _merge(
+                        e, top.get(), total.get(), e.f32(p + 4 * dim), e.f32(p + 4 * dim + 64)
+                    )
+                    top.set(merged[0])
+                    total.set(merged[1])
+                    for c in columns:
+                        value = e.f32(p + 4 * c)
+                        sums[c].set(e.fma(value, merged[3], sums[c].get() * merged[2]))
+                inverse = 1.0 / total.get()
+                for c in columns:
+                    at = out + token * out_bytes + head * (4 * dim) + 4 * c
+                    e.store(sums[c].get() * inverse, at)
+
+    return emit

@@ -1,0 +1,485 @@
+"""The CPU back end: a graph compiled into stages that the team walks.
+
+One program serves every batch: batch size, positions, slots and block tables are read from arrays
+in memory, whose layout is fixed for the largest batch. The engine fills ``StepInputs`` and calls
+``run``; between two ops there is no Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgellm.kernels.cpu import attention, elementwise, experts, targets
+from edgellm.kernels.cpu.activations import PLAIN, Activation, make_quantize
+from edgellm.kernels.cpu.attention import BLOCK, ITEM_WORDS, PIECE, AttentionShape
+from edgellm.kernels.cpu.linear import make_linear
+from edgellm.kernels.cpu.memory import allocate, round_up
+from edgellm.kernels.cpu.stages import Argument, Buffer, Stages
+from edgellm.kernels.cpu.store import KernelStore
+from edgellm.kernels.cpu.team import LINE, Team
+from edgellm.kernels.cpu.weights import LinearKernel, PackedWeights, ReadInto, linear_kernel
+from edgellm.kernels.graph import Graph, Op, Rope, Tensor, Weight
+from edgellm.kernels.rope import RopeTable
+
+_CHUNK_GROUPS, _CHUNKS = 16, 16  # row groups a chunk at most; chunks a matrix at least
+
+
+class ProgramError(ValueError):
+    """The graph asks for something the CPU back end cannot do."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the program's memory is laid out for."""
+
+    n_threads: int
+    max_tokens: int  # rows of a step
+    max_out: int  # rows whose logits are wanted
+    max_seqs: int  # rows of the block tables
+    n_ctx: int  # positions of one sequence
+    n_blocks: int  # blocks of each cache pool
+    kv_bytes: int = 2  # float16; 4: float32
+
+
+class AttentionGroup:
+    """Layers with the same heads and window: they share block tables, slots and work items.
+
+    The engine writes ``slots`` [n_tokens] and ``table`` [max_seqs, blocks of a sequence] (int32)
+    before a step; items and splits follow from positions (``plan``).
+    """
+
+    def __init__(self, shape: AttentionShape, limits: Limits, counts: NDArray[np.int64]) -> None:
+        self.shape, self.limits = shape, limits
+        self.keys: list[NDArray[np.uint8]] = []  # one pool for each layer
+        self.values: list[NDArray[np.uint8]] = []
+        n_pieces = -(-limits.n_ctx // PIECE)
+        # a token is split over pieces only when its sequence brings one token: max_seqs at most
+        self.slots = np.zeros(limits.max_tokens, np.int64)
+        self.table = np.zeros((limits.max_seqs, -(-limits.n_ctx // BLOCK)), np.int32)
+        n_items = shape.n_kv_heads * (limits.max_tokens + limits.max_seqs * n_pieces)
+        self.items = np.zeros((n_items, ITEM_WORDS), np.int64)
+        self.splits = np.zeros((limits.max_tokens, 2), np.int64)
+        n_slots = limits.max_seqs * n_pieces * shape.n_kv_heads
+        self.partials = allocate(n_slots * shape.group * shape.partial_bytes())
+        self.count = counts
+
+    def add_layer(self) -> int:
+        """Memory for one more layer's keys and values; returns its number in the group."""
+        size = self.limits.n_blocks * self.shape.block_bytes()
+        self.keys.append(allocate(size))
+        self.values.append(allocate(size))
+        return len(self.keys) - 1
+
+    def plan(self, runs: Sequence[tuple[int, int, int, int]]) -> None:
+        """Work items for runs of consecutive tokens (first row, n tokens, first position, table
+        row), longest work first."""
+        shape, heads = self.shape, np.arange(self.shape.n_kv_heads)
+        at, slot = 0, 0
+        for first_row, n, position, table_row in runs:
+            self.splits[first_row : first_row + n] = 0
+            if n == 1:
+                begin, end = self._pieces(position, position)
+                n_pieces = end - begin
+                items = self.items[at : at + shape.n_kv_heads * n_pieces]
+                pieces = np.tile(np.arange(begin, end), shape.n_kv_heads)
+                items[:, 0], items[:, 1], items[:, 6] = first_row, 1, table_row
+                items[:, 2] = np.repeat(heads, n_pieces)
+                items[:, 3], items[:, 4] = pieces, pieces + 1
+                if n_pieces == 1:
+                    items[:, 5] = -1
+                else:
+                    items[:, 5] = slot + np.arange(len(items))
+                    self.splits[first_row] = slot, n_pieces
+                    slot += len(items)
+                at += len(items)
+                continue
+            width = shape.tile_tokens
+            starts = np.arange(0, n - n % width, width)
+            sizes = np.full(len(starts), width)
+            starts = np.concatenate([starts, np.arange(n - n % width, n)])[::-1]
+            sizes = np.concatenate([sizes, np.ones(n % width, np.int64)])[::-1]
+            begin, end = self._pieces(position + starts, position + starts + sizes - 1)
+            items = self.items[at : at + len(starts) * shape.n_kv_heads]
+            cube = items.reshape(len(starts), shape.n_kv_heads, ITEM_WORDS)
+            cube[..., 0], cube[..., 1] = (first_row + starts)[:, None], sizes[:, None]
+            cube[..., 2], cube[..., 5], cube[..., 6] = heads, -1, table_row
+            cube[..., 3] = np.broadcast_to(np.asarray(begin), starts.shape)[:, None]
+            cube[..., 4] = end[:, None]
+            at += len(items)
+        self.count[0] = at
+
+    def _pieces(self, first, last):  # type: ignore[no-untyped-def]
+        """First and end piece that tokens at positions first..last look at (numbers or arrays)."""
+        end = last // PIECE + 1
+        if self.shape.window is None:
+            return first * 0, end
+        return np.maximum(0, first - self.shape.window + 1) // PIECE, end
+
+
+class StepInputs:
+    """Arrays a step is described by; the program's kernels read them where they lie."""
+
+    def __init__(self, limits: Limits, embedding_row_bytes: int) -> None:
+        self.embeddings = np.zeros((limits.max_tokens, embedding_row_bytes), np.uint8)  # file rows
+        self.positions = np.zeros(limits.max_tokens, np.int64)
+        self.out_rows = np.zeros(limits.max_out, np.int64)
+        self.counts = np.zeros(LINE * 64, np.int64)  # tokens, wanted rows, then items by group
+
+    @property
+    def n_tokens_at(self) -> int:
+        return self.counts.ctypes.data
+
+    @property
+    def n_out_at(self) -> int:
+        return self.counts.ctypes.data + 8 * LINE
+
+
+class Program:
+    """A model on the CPU. ``run`` evaluates one step; see ``StepInputs`` and ``AttentionGroup``."""
+
+    def __init__(
+        self, graph: Graph, read_into: ReadInto, limits: Limits, store: KernelStore,
+        progress: Callable[[int, int], None] | None = None, share_memory: bool = True,
+    ) -> None:  # fmt: skip
+        self.graph, self.limits, self._store = graph, limits, store
+        self.target = targets.current()
+        self._read_into = read_into
+        embedding = next(op for op in graph.ops if op.kind == "embed").weights["table"]
+        self.embedding = embedding
+        self.inputs = StepInputs(limits, embedding.type.row_bytes(embedding.n_in))
+        self.groups: dict[AttentionShape, AttentionGroup] = {}
+        self.tables: dict[Rope, RopeTable] = {}
+        matrices = {
+            op.weights["weight"].name: op.weights["weight"]
+            for op in graph.ops
+            if op.kind in ("linear", "moe_linear")
+        }
+        self._kernels = {
+            w.type.id: linear_kernel(w.type, self.target) for w in matrices.values()
+        }
+        self.stages = Stages()
+        self.buffers: dict[Tensor, Buffer] = {}
+        self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
+        self._vectors: dict[str, NDArray[np.float32]] = {}
+        self._wanted = _activations_wanted(graph, self._kernels)
+        self._places: dict[Tensor, tuple[Buffer, Buffer]] = {}  # of a route: see experts
+        self._scratch_bytes = self._scratch_of_a_thread(list(matrices.values()))
+        self._scratch = allocate(limits.n_threads * self._scratch_bytes, huge=True)
+        for kernel in self._kernels.values():  # compile what has to be compiled before loading
+            self._linear_address(kernel)
+        self.weights = PackedWeights(
+            list(matrices.values()), read_into, store, self.target, limits.n_threads, progress
+        )
+        for op in graph.ops:
+            getattr(self, f"_lower_{op.kind}", self._refuse)(op)
+            self._quantize_output(op.output)
+        self._arena = self.stages.plan(share_memory)
+        self._records, self._counters = self.stages.records(limits.n_threads)
+        self.team = Team(limits.n_threads, store)
+        output = self.buffers[graph.output]
+        start = output.address - self._arena.ctypes.data
+        floats = self._arena[start : start + output.n_bytes].view(np.float32)
+        self.logits = floats.reshape(output.n_rows, -1)[:, : graph.output.dim]
+
+    def run(self, n_tokens: int, n_out: int, profile: NDArray[np.int64] | None = None) -> None:
+        """One step over what ``inputs`` and ``groups`` describe; logits [n_out, n_vocab] after."""
+        self.inputs.counts[0], self.inputs.counts[LINE] = n_tokens, n_out
+        self._counters[:] = 0
+        self.team.run(self._records, profile)
+
+    def profile(self, n_tokens: int, n_out: int) -> list[tuple[str, float, float]]:
+        """(label, cycles waiting, cycles working) of each stage as thread 0 saw it."""
+        stamps = np.zeros(2 * len(self._records) + 2, np.int64)
+        self.run(n_tokens, n_out, stamps)
+        return [
+            (s.label, float(stamps[2 * i + 1] - stamps[2 * i]),
+             float(stamps[2 * i + 2] - stamps[2 * i + 1]))
+            for i, s in enumerate(self.stages.stages)
+        ]  # fmt: skip
+
+    def values(self, tensor: Tensor, n_rows: int) -> NDArray[np.float32]:
+        """A tensor after a step; only with ``share_memory=False`` it is certain to be whole."""
+        buffer = self.buffers[tensor]
+        start = buffer.address - self._arena.ctypes.data
+        rows = self._arena[start : start + buffer.n_bytes].view(np.float32)
+        return rows.reshape(buffer.n_rows, -1)[:n_rows, : tensor.dim].copy()
+
+    @property
+    def arena_bytes(self) -> int:
+        return self._arena.nbytes + self._scratch.nbytes
+
+    def close(self) -> None:
+        """Stop the threads and let go of the memory."""
+        self.team.close()
+
+    # ---- lowering: one method for each op -------------------------------------------------------
+
+    def _refuse(self, op: Op) -> None:
+        raise ProgramError(f"{op.label}: the CPU back end has no op {op.kind!r}")
+
+    def _count(self, tensor: Tensor) -> int:
+        return self.inputs.n_out_at if tensor.rows == "out" else self.inputs.n_tokens_at
+
+    def _rows(self, tensor: Tensor) -> int:
+        return self.limits.max_out if tensor.rows == "out" else self.limits.max_tokens
+
+    def _output(self, op: Op) -> Buffer:
+        if op.kind != "linear" and op.kind != "moe_route" and op.output.dim % 16:
+            raise ProgramError(f"{op.label}: rows of {op.output.dim} are no multiple of 16 long")
+        buffer = self.stages.buffer(self._rows(op.output), 4 * op.output.dim)
+        self.buffers[op.output] = buffer
+        return buffer
+
+    def _vector(self, weight: Weight) -> int:
+        """The address of a float32 vector of the file, padded to whole lanes."""
+        if weight.name not in self._vectors:
+            data = np.zeros(round_up(weight.n_in, 16), np.float32)
+            raw = np.empty(weight.type.row_bytes(weight.n_in), np.uint8)
+            self._read_into(weight, 0, raw)
+            data[: weight.n_in] = weight.type.dequantize(raw)
+            self._vectors[weight.name] = data
+        return self._vectors[weight.name].ctypes.data
+
+    def _quantize_output(self, x: Tensor) -> None:
+        """Quantize a tensor right where it is made, once for each format its readers want."""
+        for form in self._wanted.get(x, ()):
+            kernel = self._store.get(f"quantize_{form.name}", make_quantize(form))
+            source = self.buffers[x]
+            out = self.stages.buffer(source.n_rows, form.row_bytes(x.dim))
+            self._quantized[x, form] = out
+            args: list[Argument] = [
+                source, source.row_bytes, out, out.row_bytes, x.dim // form.block
+            ]  # fmt: skip
+            self.stages.rows("quantize", kernel, args, self._count(x), [source], [out])
+
+    def _row_op(
+        self, op: Op, kernel: int, args: list[Argument], reads: list[Buffer], out: Buffer
+    ) -> None:
+        self.stages.rows(op.label, kernel, args, self._count(op.output), reads, [out])
+
+    def _lower_embed(self, op: Op) -> None:
+        table, raw, out = op.weights["table"], self.inputs.embeddings, self._output(op)
+        kernel = self._store.get(
+            f"embed_{table.type.name}", elementwise.make_embed(table.type)
+        )
+        n_blocks = table.n_in // table.type.block
+        args: list[Argument] = [
+            raw.ctypes.data, raw.strides[0], out, out.row_bytes, n_blocks
+        ]  # fmt: skip
+        self._row_op(op, kernel, args, [], out)
+
+    def _lower_select(self, op: Op) -> None:
+        x, out = self.buffers[op.inputs[0]], self._output(op)
+        kernel = self._store.get("select", elementwise.make_select())
+        numbers = self.inputs.out_rows.ctypes.data
+        args: list[Argument] = [x, x.row_bytes, numbers, out, out.row_bytes, op.output.dim]
+        self._row_op(op, kernel, args, [x], out)
+
+    def _lower_rms_norm(self, op: Op) -> None:
+        x, out, weight = self.buffers[op.inputs[0]], self._output(op), op.weights["weight"]
+        kernel = self._store.get("rms_norm", elementwise.make_rms_norm())
+        eps = int(np.float32(op.attrs["eps"]).view(np.uint32))
+        args: list[Argument] = [
+            x, x.row_bytes, self._vector(weight), out, out.row_bytes,
+            op.output.dim // weight.n_in, weight.n_in, eps,
+        ]  # fmt: skip
+        self._row_op(op, kernel, args, [x], out)
+
+    def _map(self, op: Op, kernel: int) -> None:
+        inputs, out = [self.buffers[t] for t in op.inputs], self._output(op)
+        args: list[Argument] = []
+        for x in inputs:
+            args += [x, x.row_bytes]
+        self._row_op(op, kernel, [*args, out, out.row_bytes, op.output.dim], inputs, out)
+
+    def _lower_add(self, op: Op) -> None:
+        self._map(op, self._store.get("add", elementwise.make_add()))
+
+    def _lower_scale(self, op: Op) -> None:
+        factor = float(np.float32(op.attrs["factor"]))
+        name = "scale_" + factor.hex().replace(".", "_").replace("-", "m").replace("+", "")
+        self._map(op, self._store.get(name, elementwise.make_scale(factor)))
+
+    def _lower_swiglu(self, op: Op) -> None:
+        self._map(op, self._store.get("swiglu", elementwise.make_swiglu()))
+
+    def _lower_geglu(self, op: Op) -> None:
+        self._map(op, self._store.get("geglu", elementwise.make_geglu()))
+
+    def _lower_rope(self, op: Op) -> None:
+        rope, head_dim = op.attrs["rope"], op.attrs["head_dim"]
+        if rope not in self.tables:
+            factors = None
+            if rope.factors is not None:
+                self._vector(rope.factors)
+                factors = self._vectors[rope.factors.name][: rope.dim // 2]
+            self.tables[rope] = RopeTable(rope, factors, self.limits.n_ctx)
+        x, out = self.buffers[op.inputs[0]], self._output(op)
+        kernel = self._store.get(
+            f"rope_{rope.layout}_{rope.dim}_{head_dim}", elementwise.make_rope(rope, head_dim)
+        )
+        args: list[Argument] = [
+            x, x.row_bytes, self.inputs.positions.ctypes.data,
+            self.tables[rope].rows.ctypes.data, out, out.row_bytes, op.output.dim // head_dim,
+        ]  # fmt: skip
+        self._row_op(op, kernel, args, [x], out)
+
+    def _shape(self, op: Op) -> AttentionShape:
+        a = op.attrs
+        return AttentionShape(
+            a["n_heads"], a["n_kv_heads"], a["head_dim"], a["scale"], a["window"],
+            self.limits.kv_bytes,
+        )  # fmt: skip
+
+    def _scratch_of_a_thread(self, matrices: list[Weight]) -> int:
+        """Bytes for the widest panel or attention tile."""
+        sizes = [4096]
+        for w in matrices:
+            tile = self._kernels[w.type.id].tile
+            sizes.append(tile.panel_bytes(w.n_in // tile.block, self.target.lanes))
+        for op in self.graph.ops:
+            if op.kind == "attention":
+                sizes.append(self._shape(op).scratch_bytes())
+        return round_up(max(sizes), 4096)
+
+    def _group(self, shape: AttentionShape) -> AttentionGroup:
+        if shape not in self.groups:
+            at = LINE * (2 + len(self.groups))
+            counts = self.inputs.counts[at : at + 1]
+            self.groups[shape] = AttentionGroup(shape, self.limits, counts)
+        return self.groups[shape]
+
+    def _lower_attention(self, op: Op) -> None:
+        group = self._group(self._shape(op))
+        shape = group.shape
+        layer = group.add_layer()
+        keys, values = group.keys[layer].ctypes.data, group.values[layer].ctypes.data
+        q, k, v = (self.buffers[t] for t in op.inputs)
+        cache = self.stages.buffer(0, 0)  # stands for the layer's pool: written, then read
+        out = self._output(op)
+        store = self._store.get(f"kv_store_{shape.name}", attention.make_kv_store(shape))
+        args: list[Argument] = [
+            k, k.row_bytes, v, v.row_bytes, group.slots.ctypes.data, keys, values
+        ]  # fmt: skip
+        self.stages.rows(op.label, store, args, self._count(op.output), [k, v], [cache])
+        attend = self._store.get(f"attention_{shape.name}", attention.make_attention(shape))
+        args = [
+            group.items.ctypes.data, q, q.row_bytes, out, out.row_bytes,
+            self.inputs.positions.ctypes.data, group.table.ctypes.data, group.table.strides[0],
+            keys, values, self._scratch.ctypes.data, self._scratch_bytes, group.partials.ctypes.data,
+        ]  # fmt: skip
+        self.stages.parallel(
+            op.label, attend, args, group.count.ctypes.data, 1, [q, cache], [out]
+        )
+        merge = self._store.get(f"merge_{shape.name}", attention.make_merge(shape))
+        args = [out, out.row_bytes, group.splits.ctypes.data, group.partials.ctypes.data]
+        self.stages.rows(op.label, merge, args, self._count(op.output), [out], [out])
+
+    def _linear_address(self, kernel: LinearKernel) -> int:
+        return self._store.get(kernel.name, make_linear(kernel.tile))
+
+    def _activations(self, x: Tensor, form: Activation) -> Buffer:
+        return self.buffers[x] if form is PLAIN else self._quantized[x, form]
+
+    def _matrix(self, weight: Weight) -> tuple[LinearKernel, int, int, int, int]:
+        """Kernel, blocks a row, row groups, groups a chunk and chunks of a matrix."""
+        kernel = self._kernels[weight.type.id]
+        n_blocks = weight.n_in // kernel.tile.block
+        n_groups = kernel.n_groups(weight, self.target.lanes)
+        chunk = max(1, min(_CHUNK_GROUPS, -(-n_groups // _CHUNKS)))
+        return kernel, n_blocks, n_groups, chunk, -(-n_groups // chunk)
+
+    def _lower_linear(self, op: Op) -> None:
+        weight, bias = op.weights["weight"], op.weights.get("bias")
+        kernel, n_blocks, n_groups, chunk, n_chunks = self._matrix(weight)
+        x, out = self._activations(op.inputs[0], kernel.activation), self._output(op)
+        args: list[Argument] = [
+            self.weights.address(weight), x, out, n_blocks, x.row_bytes, out.row_bytes,
+            self._vector(bias) if bias is not None else 0, n_groups, chunk,
+            kernel.group_bytes(weight, self.target.lanes), self._count(op.output),
+            self._scratch.ctypes.data, self._scratch_bytes,
+        ]  # fmt: skip
+        self.stages.parallel(
+            op.label, self._linear_address(kernel), args, self.stages.constant(n_chunks), 1,
+            [x], [out],
+        )  # fmt: skip
+
+    def _lower_moe_route(self, op: Op) -> None:
+        n_used, n_experts = op.attrs["n_used"], op.inputs[0].dim
+        logits, route = self.buffers[op.inputs[0]], self._output(op)
+        normalize = op.attrs["normalize"]
+        kernel = self._store.get(
+            f"moe_route_{n_experts}_{n_used}_{normalize}",
+            experts.make_route(n_experts, n_used, normalize),
+        )
+        args: list[Argument] = [logits, logits.row_bytes, route, route.row_bytes]
+        self._row_op(op, kernel, args, [logits], route)
+        starts = self.stages.buffer(1, 8 * (n_experts + 1))
+        places = self.stages.buffer(1, 8 * n_used * route.n_rows)
+        self._places[op.output] = starts, places
+        kernel = self._store.get(
+            f"moe_group_{n_experts}_{n_used}", experts.make_group(n_experts, n_used)
+        )
+        args = [route, route.row_bytes, self._count(op.output), starts, places]
+        self.stages.parallel(
+            op.label, kernel, args, self.stages.constant(1), 1, [route], [starts, places]
+        )
+
+    def _lower_moe_linear(self, op: Op) -> None:
+        (x, route), weight, n_used = op.inputs, op.weights["weight"], op.attrs["n_used"]
+        starts, places = self._places[route]
+        kernel, n_blocks, n_groups, chunk, n_chunks = self._matrix(weight)
+        source = self._activations(x, kernel.activation)
+        if weight.n_out % 16:
+            raise ProgramError(f"{op.label}: rows of {weight.n_out} are no multiple of 16 long")
+        n_pairs, count, lanes = n_used * self._rows(op.output), self._count(op.output), self.target.lanes
+        # pairs lie one after the other, as they do in a token's row of [rank][n_in]
+        pair_bytes, result_bytes = kernel.activation.row_bytes(weight.n_in), 4 * weight.n_out
+        grouped = self.stages.buffer(1, n_pairs * pair_bytes)
+        results = self.stages.buffer(1, n_pairs * result_bytes)
+        gather = self._store.get(f"moe_gather_{n_used}", experts.make_gather(n_used))
+        rank_bytes = pair_bytes if x.dim != weight.n_in else 0
+        args: list[Argument] = [
+            source, source.row_bytes, rank_bytes, places, grouped, pair_bytes
+        ]  # fmt: skip
+        self.stages.rows(op.label, gather, args, count, [source, places], [grouped])
+        address = self._store.get(f"expert_{kernel.name}", experts.make_expert_linear(kernel.tile))
+        args = [
+            self.weights.address(weight), grouped, results, n_blocks, pair_bytes, result_bytes,
+            0, n_groups, chunk, kernel.group_bytes(weight, lanes), count,
+            self._scratch.ctypes.data, self._scratch_bytes, starts,
+            kernel.matrix_bytes(weight, lanes), n_chunks,
+        ]  # fmt: skip
+        n_work = self.stages.constant(n_chunks * weight.shape[2])
+        self.stages.parallel(op.label, address, args, n_work, 1, [grouped, starts], [results])
+        out = self._output(op)
+        scatter = self._store.get(f"moe_scatter_{n_used}", experts.make_scatter(n_used))
+        args = [out, out.row_bytes, result_bytes, places, results, result_bytes]
+        self.stages.rows(op.label, scatter, args, count, [results, places], [out])
+
+    def _lower_moe_sum(self, op: Op) -> None:
+        x, route = (self.buffers[t] for t in op.inputs)
+        out, n_used = self._output(op), op.attrs["n_used"]
+        kernel = self._store.get(f"moe_sum_{n_used}", experts.make_sum(n_used))
+        args: list[Argument] = [
+            x, x.row_bytes, route, route.row_bytes, out, out.row_bytes, op.output.dim
+        ]  # fmt: skip
+        self._row_op(op, kernel, args, [x, route], out)
+
+
+def _activations_wanted(
+    graph: Graph, kernels: dict[int, LinearKernel]
+) -> dict[Tensor, list[Activation]]:
+    """The quantized formats in which each tensor is read."""
+    wanted: dict[Tensor, list[Activation]] = {}
+    for op in graph.ops:
+        if op.kind in ("linear", "moe_linear"):
+            form = kernels[op.weights["weight"].type.id].activation
+            forms = wanted.setdefault(op.inputs[0], [])
+            if form is not PLAIN and form not in forms:
+                forms.append(form)
+    return wanted
