@@ -196,9 +196,13 @@ def _build_spm(
     unknown = vocabulary.unknown
     if unknown is None:
         unknown = next((i for i, kind in enumerate(kinds) if kind == Kind.UNKNOWN), 0)
-    # The library wants exactly one unknown piece (Phi-3 has 53), and no kind of 0.
-    kinds = [{Kind.UNDEFINED: 5, Kind.UNKNOWN: 3}.get(kind, kind) for kind in kinds]
-    kinds[unknown] = Kind.UNKNOWN.value
+    # The library wants exactly one unknown piece (Phi-3 has 53), all 256 bytes or none, no kind 0.
+    all_bytes = kinds.count(Kind.BYTE) == 256
+    replaced = {Kind.UNDEFINED: Kind.UNUSED, Kind.UNKNOWN: Kind.CONTROL}
+    if not all_bytes:
+        replaced[Kind.BYTE] = Kind.UNUSED
+    kinds = [int(replaced.get(kind, kind)) for kind in kinds]
+    kinds[unknown] = int(Kind.UNKNOWN)
 
     scores = gguf.numbers("tokenizer.ggml.scores", None)
     values = [0.0] * len(texts) if scores is None else scores.tolist()
@@ -208,8 +212,7 @@ def _build_spm(
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     trainer.model_type = 1 if vocabulary.algorithm == "ugm" else 2  # UNIGRAM, BPE
     trainer.vocab_size = len(texts)
-    # Refused unless all 256 are there.
-    trainer.byte_fallback = kinds.count(Kind.BYTE) == 256
+    trainer.byte_fallback = all_bytes
     trainer.unk_id, trainer.unk_piece = unknown, texts[unknown]
     trainer.bos_id = -1 if vocabulary.bos is None else vocabulary.bos
     trainer.eos_id = -1 if vocabulary.eos is None else vocabulary.eos

@@ -158,7 +158,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     # A run counts only where it ends at a word boundary; o200k then cuts in threes.
     "tiny_aya": (*threes_from_the_right(r"\d", r"(?<!\d)\d++\b"), o200k()),
     "kimi-k2": (KIMI,),
-    "superbpe": (r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
+    # The last one looks ahead from every digit; long runs are cut into 300s from the right first.
+    "superbpe": (
+        r"\p{N}+",
+        r"(?<!\d)\d{1,300}(?=(?:\d{300})++(?!\d))",
+        r"\d{300}",
+        r"(?=(\d{3})+(?!\d))",
+    ),
     "seed-coder": (cl100k(digits=r"\p{N}", punctuation=r" ?[^\s\p{L}\p{N}\r\n]+"),),
     "ufakzeka": (cl100k(digits=r"\p{N}", contraction=""),),
     "afmoe": (
