@@ -163,9 +163,9 @@ def _prompt(argument: str | None, flag: str | None, file: str | None) -> str:
         )
     if file is None and given:
         text, origin = given[0], "the prompt"
-    elif file is None and sys.stdin.isatty():
+    elif file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise typer.BadParameter(
-            "is missing: give -p TEXT or -f FILE, or pipe the text in", param_hint="PROMPT"
+            "none is given: use -p TEXT or -f FILE, or pipe the text in", param_hint="PROMPT"
         )
     else:
         text, origin = _read(file)

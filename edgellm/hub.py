@@ -118,25 +118,30 @@ def _fetch_into(target: Path, entry: Entry, progress: Progress | None) -> None:
     """Fetch, check and put in place; called with the lock held."""
     unfinished = target.with_name(f"{target.name}.partial")
     work = target.with_name(f"{target.name}.fetch")
-    _require_space(target.parent, entry)
+    report: Report = partial(progress, entry) if progress else lambda n: None
     failures: list[str] = []
     try:
+        _remove(work, unfinished)  # what a killed fetch left
+        _require_space(target.parent, entry)
         for source in entry.sources:
-            shutil.rmtree(work, ignore_errors=True)  # what a killed fetch left
             work.mkdir()
             try:
-                report = (lambda n: None) if progress is None else (lambda n: progress(entry, n))
                 _write_checked(unfinished, entry, SOURCES[source["kind"]](source, work, report))
             except HubError as error:
                 failures.append(str(error))
+                _remove(work, unfinished)
                 continue
             os.replace(unfinished, target)
             _sync_folder(target.parent)
             return
     finally:
-        shutil.rmtree(work, ignore_errors=True)
-        unfinished.unlink(missing_ok=True)
+        _remove(work, unfinished)
     raise HubError(" ".join(failures))
+
+
+def _remove(work: Path, unfinished: Path) -> None:
+    shutil.rmtree(work, ignore_errors=True)
+    unfinished.unlink(missing_ok=True)
 
 
 def _require_space(folder: Path, entry: Entry) -> None:

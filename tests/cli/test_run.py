@@ -185,8 +185,8 @@ def test_without_a_prompt_on_a_terminal(refused, monkeypatch):
             return True
 
     monkeypatch.setattr(sys, "stdin", Terminal())
-    assert "give -p TEXT" in refused("run", "m.gguf")
-    assert "give -p TEXT" in refused("run", "Name three colours.")
+    assert "use -p TEXT" in refused("run", "m.gguf")
+    assert "use -p TEXT" in refused("run", "Name three colours.")
 
 
 def test_a_fault_of_our_own_keeps_its_traceback(fake, monkeypatch):

@@ -160,8 +160,6 @@ def test_two_processes_fetch_once(models, tmp_path):
     script = tmp_path / "both.py"
     script.write_text(
         textwrap.dedent(f"""
-        import sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
         from edgellm import hub
         calls = []
         real = hub._download
