@@ -170,10 +170,10 @@ def _build_wpm(
         else:
             pieces[text[1:] if text.startswith("▁") else "##" + text] = token
     lowercase = gguf.boolean("tokenizer.ggml.normalizer.lowercase", True)
+    # BERT gives up on words of more than 100 characters, which also bounds the time they take: the
+    # search for pieces is quadratic in a word's length.
     tokenizer = Tokenizer(
-        models.WordPiece(
-            pieces, unk_token=texts[vocabulary.unknown], max_input_chars_per_word=1 << 30
-        )
+        models.WordPiece(pieces, unk_token=texts[vocabulary.unknown], max_input_chars_per_word=100)
     )
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,

@@ -49,3 +49,15 @@ def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
         kv=kv,
         arena=4 * (STEP_TOKENS * max(widths.values()) + graph.output.dim),
     )
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the machine's, within its cgroup's limit."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as now:
+            return min(free, int(limit.read()) - int(now.read()))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return free

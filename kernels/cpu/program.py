@@ -57,6 +57,10 @@ class AttentionGroup:
         self.keys: list[NDArray[np.uint8]] = []  # one pool for each layer
         self.values: list[NDArray[np.uint8]] = []
         n_pieces = -(-limits.n_ctx // PIECE)
+        self.n_blocks = limits.n_blocks
+        if shape.window is not None:  # older blocks are released: window, step and two cut blocks
+            most = -(-(shape.window + limits.max_tokens) // BLOCK) + 2
+            self.n_blocks = min(self.n_blocks, most * limits.max_seqs)
         # a token is split over pieces only when its sequence brings one token: max_seqs at most
         self.slots = np.zeros(limits.max_tokens, np.int64)
         self.table = np.zeros((limits.max_seqs, -(-limits.n_ctx // BLOCK)), np.int32)
@@ -69,7 +73,7 @@ class AttentionGroup:
 
     def add_layer(self) -> int:
         """Memory for one more layer's keys and values; returns its number in the group."""
-        size = self.limits.n_blocks * self.shape.block_bytes()
+        size = self.n_blocks * self.shape.block_bytes()
         self.keys.append(allocate(size))
         self.values.append(allocate(size))
         return len(self.keys) - 1
@@ -334,6 +338,10 @@ class Program:
             a["n_heads"], a["n_kv_heads"], a["head_dim"], a["scale"], a["window"],
             self.limits.kv_bytes,
         )  # fmt: skip
+
+    def group_of(self, op: Op) -> AttentionGroup:
+        """The cache group of an attention op."""
+        return self.groups[self._shape(op)]
 
     def _scratch_of_a_thread(self, matrices: list[Weight]) -> int:
         """Bytes for the widest panel or attention tile."""

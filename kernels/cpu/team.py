@@ -37,7 +37,8 @@ BARRIER, SERIAL = 1, 2  # stage flags
 _STAGES, _N_STAGES, _N_THREADS, _PROFILE, _WAIT, _WAKE, _YIELD = range(7)
 _ARRIVED, _GENERATION, _STEP, _FINISHED, _DONE, _ABORT, _EXIT = (LINE * k for k in range(1, 8))
 HEADER_WORDS = LINE * 8
-_SPINS_AT_BARRIER, _SPINS_PARKED = 4000, 3000
+_SPINS = 100  # pauses (about 2 us) before a waiting thread begins to give its core away
+_YIELDS_PARKED = 100  # times a thread out of work gives it away before it sleeps
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
@@ -126,8 +127,9 @@ class _Walk:
             _call(e, self.word(_WAIT), I64, e.const(self.futex), address, e.const(129),
                   e.const(1 << 30), e.const(0), e.const(0), e.const(0))  # fmt: skip
 
-    def wait(self, address: Value, old: Value, spins: int, sleep: bool) -> None:
-        """Until the word differs from ``old``: spin, then give the core away or sleep."""
+    def wait(self, address: Value, old: Value, yields: int | None = None) -> None:
+        """Until the word differs from ``old``: spin briefly, then give the core away each time,
+        and after so many ``yields`` sleep. Spinning on would keep a preempted teammate away."""
         b, e = self.e.b, self.e
         count = e.var(0)
         head, again, rest, done = (b.append_basic_block(f"wait.{n}") for n in "habd")
@@ -137,12 +139,16 @@ class _Walk:
         b.position_at_end(again)
         self.pause()
         count.set(count.get() + 1)
-        b.cbranch((count.get() > spins).v, rest, head)
+        b.cbranch((count.get() > _SPINS).v, rest, head)
         b.position_at_end(rest)
-        if sleep:
-            self._sleep_while(address, old)
-        else:
+        if yields is None:
             self.yield_core()
+        else:
+            e.branch(
+                count.get() < _SPINS + yields,
+                self.yield_core,
+                lambda: self._sleep_while(address, old),
+            )
         b.branch(head)
         b.position_at_end(done)
 
@@ -168,7 +174,7 @@ class _Walk:
         e.branch(
             is_last,
             open_it,
-            lambda: self.wait(generation_at, generation, _SPINS_AT_BARRIER, sleep=False),
+            lambda: self.wait(generation_at, generation),
         )
 
     def share(self, stage: Value, n: Value) -> None:
@@ -230,7 +236,7 @@ class _Walk:
         park, step, done = (b.append_basic_block(f"worker.{x}") for x in "psd")
         b.branch(park)
         b.position_at_end(park)
-        self.wait(step_at, seen.get(), _SPINS_PARKED, sleep=True)
+        self.wait(step_at, seen.get(), _YIELDS_PARKED)
         seen.set(self.get(step_at))
         b.cbranch(self.get(self.h + 8 * _EXIT).ne(0).v, done, step)
         b.position_at_end(step)

@@ -1,0 +1,455 @@
+"""The whole machine on one page: a model file in, tokens and text out.
+
+    llm = LLM("model.gguf")
+    llm.generate("The capital of France is", SamplingParams(max_tokens=8)).text
+
+One loop serves everything: ``schedule -> forward -> sample -> update``. Several prompts run
+together; what a prompt answers does not depend on its company.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgellm.errors import EdgeLLMError
+from edgellm.kernels.cpu import store, targets
+from edgellm.kernels.cpu.program import Limits, ProgramError
+from edgellm.kernels.cpu.team import TeamError
+from edgellm.kernels.cpu.weights import default_threads, linear_kernel
+from edgellm.memory import available_bytes, bill
+from edgellm.models import build_graph
+from edgellm.quant.gguf import GGUF
+from edgellm.runner import Run, Runner
+from edgellm.sampling import SamplingParams, log_softmax_top, sample
+from edgellm.scheduler import Scheduler
+from edgellm.sequence import Piece, Sequence
+from edgellm.tokenizer import Tokenizer
+
+STEP_TOKENS = 256  # of a prefill step
+LOGITS_TOKENS = 64  # of a step whose logits are all wanted: rows of a big vocabulary are big
+_BLOCK = 32
+_kernels = store.KernelStore()  # machine code is shared by all models of the process
+
+
+class ContextFull(EdgeLLMError):
+    """A prompt does not fit into the context."""
+
+
+class EngineError(EdgeLLMError):
+    """The engine cannot be used: closed, forked, or in a state no call can repair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished request. ``logprobs``: for each token its log-probability and the best
+    alternatives [(token, log-probability)], when asked for."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str  # "stop": end token or stop string; "length": max_tokens or full context
+    timings: dict[str, float]
+    logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] | None = None
+    context_full: bool = False
+
+
+Prompt = str | list[int]
+
+
+class LLM:
+    """A model ready to run. ``close`` (or ``with``) frees everything.
+
+    ``n_ctx`` is the limit of one sequence (None: the model's, as far as memory allows; see
+    ``notices``), ``n_threads`` None takes the physical cores allowed to the process, at most
+    ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". ``progress`` is told
+    in words what loading is doing. Raises ValueErrors whose message is one sentence for people.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        n_threads: int | None = None,
+        max_num_seqs: int = 8,
+        kv_type: str = "f16",
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        _check_positive(n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs)
+        if kv_type not in ("f16", "f32"):
+            raise EdgeLLMError(f"kv_type must be f16 or f32, not {kv_type!r}.")
+        say = progress or (lambda text: None)
+        self.notices: list[str] = []
+        self._gguf = GGUF(path)
+        self._runner: Runner | None = None
+        try:
+            self._load(n_ctx, n_threads, max_num_seqs, kv_type, say)
+        except (ProgramError, targets.TargetError, store.StoreError) as error:
+            self._gguf.close()
+            raise EdgeLLMError(str(error)) from None
+        except BaseException:
+            self._gguf.close()
+            raise
+
+    def _load(
+        self, n_ctx: int | None, n_threads: int | None, max_num_seqs: int, kv_type: str,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        gguf = self._gguf
+        self.path = str(gguf.path)
+        self.config, graph = build_graph(gguf)
+        self.n_vocab = graph.output.dim
+        self._tokenizer = _in_background(lambda: Tokenizer.from_gguf(gguf))
+        kv_bytes = 4 if kv_type == "f32" else 2
+        self.n_threads = n_threads or default_threads()
+        self.n_ctx, n_blocks = self._fit_context(n_ctx, max_num_seqs, kv_bytes)
+        if unused := self.config.weights.unused:
+            names = ", ".join(unused[:3]) + (", …" if len(unused) > 3 else "")
+            self.notices.append(f"{len(unused)} tensors of the file are not used: {names}.")
+        limits = Limits(
+            n_threads=self.n_threads,
+            max_tokens=max(STEP_TOKENS, max_num_seqs),
+            max_out=max(LOGITS_TOKENS, max_num_seqs),
+            max_seqs=max_num_seqs,
+            n_ctx=self.n_ctx,
+            n_blocks=n_blocks,
+            kv_bytes=kv_bytes,
+        )
+        before = _kernels.compiled, _kernels.loaded, _kernels.seconds
+        number = 0
+
+        def compiling(name: str) -> None:
+            nonlocal number
+            number += 1
+            say(f"compiling kernels for this CPU, kept for the next start: {number} ({name})")
+
+        _kernels.progress = compiling
+        self._graph = graph
+        try:
+            self._runner = Runner(
+                gguf, graph, limits, _kernels,
+                lambda done, total: say(f"loading weights: {100 * done // max(1, total)} %"),
+            )  # fmt: skip
+        finally:
+            _kernels.progress = None
+        self.kernel_stats = {
+            "compiled": _kernels.compiled - before[0],
+            "loaded": _kernels.loaded - before[1],
+            "seconds": _kernels.seconds - before[2],
+        }
+        self._scheduler = Scheduler(
+            self._runner.cache, limits.max_tokens, max_num_seqs, self.n_ctx
+        )
+        self._lock = threading.RLock()  # callers' threads take turns; one step at a time
+        self._last: Sequence | None = None
+
+    def _fit_context(
+        self, n_ctx: int | None, max_num_seqs: int, kv_bytes: int
+    ) -> tuple[int, int]:
+        """Positions of a sequence and blocks of the pool, by request and by memory."""
+        trained = self.config.n_ctx
+        costs = bill(self._gguf, n_ctx or trained)
+        per_token = max(1, costs.kv_per_token * kv_bytes // 2)
+        room = available_bytes() - costs.weights - costs.arena
+        affordable = max(0, int(room * 0.9)) // per_token // _BLOCK * _BLOCK
+        if n_ctx is None:
+            n_ctx = min(trained, max(affordable, _BLOCK))
+            if n_ctx < trained:
+                self.notices.append(
+                    f"The context is {n_ctx} tokens instead of the model's {trained}: "
+                    "more would not fit into memory."
+                )
+        elif n_ctx > affordable:
+            raise EdgeLLMError(
+                f"A context of {n_ctx} tokens needs {n_ctx * per_token / 1e9:.1f} GB for keys and "
+                f"values, {affordable * per_token / 1e9:.1f} GB are left: ask for at most "
+                f"{affordable} (-c)."
+            )
+        elif n_ctx > trained:
+            self.notices.append(
+                f"The model was trained for {trained} tokens; answers may degrade beyond."
+            )
+        n_tokens = min(n_ctx * max_num_seqs, max(affordable, n_ctx))
+        return n_ctx, -(-n_tokens // _BLOCK)
+
+    # ---- text -------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer.result()
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self._gguf.metadata
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._gguf.string("tokenizer.chat_template", None)
+
+    def tokenize(
+        self, text: str, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids; ``add_special`` adds what the model wants around a text, ``parse_special``
+        takes the text's special tokens as such instead of as plain text."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    # ---- generation -------------------------------------------------------------------------
+
+    @overload
+    def generate(self, prompts: Prompt, params: SamplingParams | None = None) -> Completion: ...
+    @overload
+    def generate(
+        self, prompts: list[Prompt], params: SamplingParams | None = None
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self, prompts: list[str], params: SamplingParams | None = None
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self, prompts: list[list[int]], params: SamplingParams | None = None
+    ) -> list[Completion]: ...
+    def generate(self, prompts: Any, params: SamplingParams | None = None) -> Any:
+        """Complete a prompt (text or token ids), or a list of them together in order."""
+        one = isinstance(prompts, str) or _is_tokens(prompts)
+        sequences: list[Sequence] = []
+        params = params or SamplingParams()
+        try:
+            for prompt in [prompts] if one else prompts:
+                sequences.append(self._sequence(prompt, params))
+            for sequence in sequences:
+                self._add(sequence)
+            while any(s.finish_reason is None for s in sequences):
+                self.step()
+        finally:
+            for sequence in sequences:
+                self._forget(sequence)
+        completions = [_completion(s) for s in sequences]
+        return completions[0] if one else completions
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
+        """The completion piece by piece; leaving the loop early frees the sequence."""
+        sequence = self._sequence(prompt, params or SamplingParams())
+        self._add(sequence)
+        return self._stream(sequence)
+
+    def _stream(self, sequence: Sequence) -> Iterator[Piece]:
+        try:
+            while sequence.pieces or sequence.finish_reason is None:
+                if not sequence.pieces:
+                    self.step()
+                while sequence.pieces:
+                    yield sequence.pieces.popleft()
+        finally:
+            self._forget(sequence)
+
+    def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
+        """float32 [n_tokens, n_vocab]: a fresh sequence from position 0, the logits after each."""
+        sequence = self._sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
+        out = np.empty((len(sequence.tokens), self.n_vocab), np.float32)
+        with self._lock:
+            runner = self._ready()
+            if not runner.cache.admit(sequence, len(sequence.tokens)):
+                raise EngineError("No room for another sequence; finish or close open streams.")
+            try:
+                for start in range(0, len(out), LOGITS_TOKENS):
+                    n = min(LOGITS_TOKENS, len(out) - start)
+                    out[start : start + n] = self._forward([Run(sequence, n, "all")])
+            finally:
+                runner.cache.release(sequence)
+        return out
+
+    # ---- the loop ---------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Compute one step for whoever is waiting; finished text is put on the sequences."""
+        with self._lock:
+            self._ready()
+            batch = self._scheduler.schedule()
+            if not batch:
+                return
+            now = time.perf_counter()
+            runs = []
+            for sequence, n in batch:
+                sequence.started = sequence.started or now
+                reaches_end = n == sequence.n_waiting
+                runs.append(Run(sequence, n, "last" if reaches_end else "none"))
+            rows = iter(self._forward(runs))
+            for run in runs:
+                if run.wanted == "last":
+                    self._update(run.sequence, next(rows))
+
+    def _forward(self, runs: list[Run]) -> NDArray[np.float32]:
+        try:
+            return self._ready().forward(runs)
+        except TeamError as error:
+            raise EngineError(f"{error}.") from None
+
+    def _update(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        """Sample the sequence's next token and decide whether it was the last."""
+        params, tokenizer = sequence.params, self.tokenizer
+        try:
+            token = sample(logits, params, sequence.seed, len(sequence.tokens))
+        except EdgeLLMError:
+            self._finish(sequence, "error")
+            raise
+        now = time.perf_counter()
+        sequence.first_token = sequence.first_token or now
+        if token in tokenizer.eog and not params.ignore_eos:
+            self._finish(sequence, "stop")
+            return
+        sequence.tokens.append(token)
+        text, hit = sequence.stops.push(sequence.decoder.push(token))
+        logprob, top = None, ()
+        if params.logprobs:
+            logprob, best = log_softmax_top(logits, token, params.logprobs)
+            top = tuple(best)  # type: ignore[assignment]
+        sequence.pieces.append(Piece(text, token, None, logprob, top))
+        n_output = len(sequence.tokens) - sequence.n_prompt
+        if hit is not None:
+            self._finish(sequence, "stop")
+        elif params.max_tokens is not None and n_output >= params.max_tokens:
+            self._finish(sequence, "length")
+        elif len(sequence.tokens) >= self.n_ctx:
+            sequence.context_full = True
+            self._finish(sequence, "length")
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        sequence.finished = time.perf_counter()
+        sequence.finish_reason = reason
+        text, hit = sequence.stops.push(sequence.decoder.flush())
+        text += sequence.stops.flush()
+        sequence.pieces.append(Piece(text, None, reason))
+        self._last = sequence
+        self._scheduler.remove(sequence)
+
+    # ---- state ------------------------------------------------------------------------------
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Of the request that finished last, in llama.cpp's names."""
+        return self._last.timings() if self._last is not None else {}
+
+    @property
+    def context_full(self) -> bool:
+        """Whether the request that finished last was ended by the end of its context."""
+        return self._last is not None and self._last.context_full
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits or runs, and every cache block is free."""
+        return not (self._scheduler.waiting or self._scheduler.running) and (
+            self._ready().cache.idle
+        )
+
+    def report(self) -> list[dict[str, Any]]:
+        """The kernel of every matrix: tensor, type, shape, kernel, packed."""
+        rows = []
+        for op in self._graph.ops:
+            if op.kind in ("linear", "moe_linear"):
+                weight = op.weights["weight"]
+                kernel = linear_kernel(weight.type, targets.current())
+                rows.append(
+                    {"tensor": weight.name, "type": weight.type.name, "shape": weight.shape,
+                     "kernel": kernel.name, "packed": kernel.is_packed}
+                )  # fmt: skip
+        return rows
+
+    def close(self) -> None:
+        """Stop the threads and free weights and cache; the object cannot be used afterwards."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+        self._gguf.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def _ready(self) -> Runner:
+        if self._runner is None:
+            raise EngineError("This model is closed.")
+        return self._runner
+
+    def _sequence(self, prompt: Prompt, params: SamplingParams) -> Sequence:
+        self._ready()
+        if isinstance(prompt, str):
+            tokens = self.tokenize(prompt)
+        elif _is_tokens(prompt):
+            tokens = [int(t) for t in prompt]
+        else:
+            raise EdgeLLMError("A prompt is a text or a list of token ids.")
+        if not tokens:
+            raise EdgeLLMError("The prompt is empty: it needs at least one token.")
+        if bad := [t for t in tokens if not 0 <= t < self.n_vocab]:
+            raise EdgeLLMError(
+                f"Token id {bad[0]} is not in the vocabulary of {self.n_vocab} tokens."
+            )
+        if len(tokens) > self.n_ctx:
+            raise ContextFull(
+                f"The prompt has {len(tokens)} tokens and the context {self.n_ctx}: "
+                "shorten it or ask for a larger context (-c)."
+            )
+        return Sequence(tokens, params, self.tokenizer.stream())
+
+    def _add(self, sequence: Sequence) -> None:
+        if not self._ready().cache.fits(self._scheduler.most_tokens(sequence)):
+            raise ContextFull("The request can never fit into the key-value cache (-c).")
+        with self._lock:
+            self._scheduler.add(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        if self._runner is not None:
+            with self._lock:
+                self._scheduler.remove(sequence)
+
+
+def _is_tokens(prompt: Any) -> bool:
+    return isinstance(prompt, list | tuple | np.ndarray) and all(
+        isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt
+    )
+
+
+def _check_positive(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise EdgeLLMError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def _completion(sequence: Sequence) -> Completion:
+    pieces = list(sequence.pieces)
+    logprobs = None
+    if sequence.params.logprobs:
+        logprobs = [(p.logprob or 0.0, p.top_logprobs) for p in pieces if p.token is not None]
+    return Completion(
+        "".join(p.text for p in pieces), sequence.output, sequence.finish_reason or "error",
+        sequence.timings(), logprobs, sequence.context_full,
+    )  # fmt: skip
+
+
+def _in_background(make: Callable[[], Tokenizer]) -> Future[Tokenizer]:
+    """The tokenizer is built while weights are read."""
+    pool = ThreadPoolExecutor(1, "edgellm-tokenizer")
+    future = pool.submit(make)
+    pool.shutdown(wait=False)
+    return future
+
+
+__all__ = ["LLM", "Completion", "ContextFull", "EngineError"]

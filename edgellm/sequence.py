@@ -1,0 +1,81 @@
+"""One request on its way: its tokens, how far they are computed, and the text that came out."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from edgellm.sampling import SamplingParams
+from edgellm.stops import StopMatcher
+
+if TYPE_CHECKING:
+    from edgellm.tokenizer import StreamDecoder
+
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A step of a stream: text to show (may be empty) and its token; the last has a finish_reason.
+
+    ``logprob`` and ``top_logprobs`` are filled when SamplingParams.logprobs asks for them.
+    """
+
+    text: str
+    token: int | None
+    finish_reason: str | None = None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request. ``tokens`` are prompt and output; the first ``n_computed`` are in the cache."""
+
+    tokens: list[int]
+    params: SamplingParams
+    decoder: StreamDecoder
+    n_prompt: int = field(init=False)
+    n_computed: int = 0
+    row: int = -1  # of the block tables, while it runs
+    blocks: list[dict[int, int]] = field(default_factory=list)  # by cache group: place -> block
+    finish_reason: str | None = None
+    context_full: bool = False
+    pieces: deque[Piece] = field(default_factory=deque)  # not yet taken by the caller
+
+    def __post_init__(self) -> None:
+        self.number = next(_numbers)
+        self.n_prompt = len(self.tokens)
+        self.seed = self.params.resolved_seed()
+        self.stops = StopMatcher(self.params.stop)
+        self.arrived = time.perf_counter()
+        self.started = self.first_token = self.finished = 0.0
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.n_prompt :]
+
+    @property
+    def n_waiting(self) -> int:
+        """Tokens that are known but not yet computed."""
+        return len(self.tokens) - self.n_computed
+
+    def timings(self) -> dict[str, float]:
+        """llama.cpp's names; times in milliseconds."""
+        n_output = len(self.tokens) - self.n_prompt
+        prompt_ms = 1e3 * (self.first_token - self.started) if self.first_token else 0.0
+        predicted_ms = 1e3 * (self.finished - self.first_token) if self.finished else 0.0
+        # the first token comes with the prompt's last step, so its time is counted there
+        n_steps = max(0, n_output - 1)
+        return {
+            "cache_n": 0,
+            "prompt_n": self.n_prompt,
+            "prompt_ms": prompt_ms,
+            "prompt_per_second": 1e3 * self.n_prompt / prompt_ms if prompt_ms else 0.0,
+            "predicted_n": n_output,
+            "predicted_ms": predicted_ms,
+            "predicted_per_second": 1e3 * n_steps / predicted_ms if predicted_ms else 0.0,
+        }

@@ -1,0 +1,103 @@
+"""``EDGELLM_TRACE=ops``: after a step, every op against the reference on the op's own inputs.
+
+The first op whose output is further from the reference than quantized activations explain is
+named with its layer. Needs a program built with ``share_memory=False``, so that all tensors of the
+step are still whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgellm.kernels import reference
+from edgellm.kernels.cpu.attention import BLOCK
+from edgellm.kernels.cpu.program import AttentionGroup, Program
+from edgellm.kernels.cpu.weights import ReadInto
+from edgellm.kernels.graph import Op, Weight
+
+Span = tuple[int, int, int, int]  # first row, tokens, first position, table row
+TOLERANCE = {"linear": 1e-3, "moe_linear": 1e-3}  # NMSE; int8 activations cost about 5e-5
+DEFAULT_TOLERANCE = 1e-6
+
+
+class OpDiffers(RuntimeError):
+    """An op's output is not what the reference computes from the same inputs."""
+
+
+def check_ops(program: Program, spans: Sequence[Span], n_out: int, read: ReadInto) -> None:
+    """Compare all ops of the step just run; raises OpDiffers at the first that differs and
+    otherwise prints the largest deviation of each kind to stderr."""
+    n_tokens = sum(n for _, n, _, _ in spans)
+    inputs = program.inputs
+    weights: dict[str, NDArray[np.float32]] = {}
+
+    def load(weight: Weight) -> NDArray[np.float32]:
+        if weight.name not in weights:
+            n_rows = int(np.prod(weight.shape[1:]))
+            raw = np.empty(weight.type.row_bytes(weight.n_in) * n_rows, np.uint8)
+            read(weight, 0, raw)
+            values = weight.type.dequantize(raw.reshape(n_rows, -1))
+            weights[weight.name] = values.reshape(weight.shape[::-1])
+        return weights[weight.name]
+
+    step = reference.Step(
+        np.zeros(n_tokens, np.int64), inputs.positions[:n_tokens], load, inputs.out_rows[:n_out]
+    )
+    worst: dict[str, float] = {}
+    layers: dict[AttentionGroup, int] = {}
+    for op in program.graph.ops:
+        n_rows = n_out if op.output.rows == "out" else n_tokens
+        found = program.values(op.output, n_rows)
+        values = [program.values(x, n_out if x.rows == "out" else n_tokens) for x in op.inputs]
+        weights.clear()
+        if op.kind == "embed":
+            table = op.weights["table"]
+            expected = table.type.dequantize(inputs.embeddings[:n_tokens])
+        elif op.kind == "attention":
+            group = program.group_of(op)
+            layer = layers[group] = layers.get(group, -1) + 1
+            expected = _attention(op, group, layer, values[0], spans, step)
+        else:
+            expected = reference.evaluate(op, values, step)
+        scale = float(np.sum(expected.astype(np.float64) ** 2)) or 1.0
+        error = float(np.sum((found.astype(np.float64) - expected) ** 2)) / scale
+        worst[op.kind] = max(worst.get(op.kind, 0.0), error)
+        if not error <= TOLERANCE.get(op.kind, DEFAULT_TOLERANCE):
+            raise OpDiffers(
+                f"layer {op.layer}, op {op.kind} ({op.label}): NMSE {error:.2e} "
+                f"against the reference on the same inputs"
+            )
+    shown = ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items())
+    print(f"trace: {n_tokens} tokens agree with the reference; NMSE at most: {shown}",
+          file=sys.stderr)  # fmt: skip
+
+
+def _attention(
+    op: Op, group: AttentionGroup, layer: int, q: NDArray[np.float32], spans: Sequence[Span],
+    step: reference.Step,
+) -> NDArray[np.float32]:  # fmt: skip
+    """The op for every sequence of the step, with keys and values as the cache holds them."""
+    out = np.empty_like(q)
+    for row, n, first, table_row in spans:
+        places = -(-(first + n) // BLOCK)
+        blocks = group.table[table_row, :places]
+        keys = _pool(group, group.keys[layer])[blocks].transpose(0, 3, 1, 2)
+        shape = group.shape
+        values = group.values[layer].view(_pool(group, group.keys[layer]).dtype)
+        values = values.reshape(-1, shape.n_kv_heads, BLOCK, shape.head_dim)[blocks]
+        values = values.transpose(0, 2, 1, 3)
+        flat = shape.n_kv_heads * shape.head_dim
+        k, v = (x.reshape(-1, flat)[: first + n].astype(np.float32) for x in (keys, values))
+        mine = reference.Step(step.tokens, np.arange(first, first + n), step.load)
+        out[row : row + n] = reference.evaluate(op, [q[row : row + n], k, v], mine)
+    return out
+
+
+def _pool(group: AttentionGroup, pool: NDArray[np.uint8]) -> NDArray[np.floating]:  # type: ignore[type-arg]
+    shape = group.shape
+    dtype = np.float16 if shape.kv_bytes == 2 else np.float32
+    return pool.view(dtype).reshape(-1, shape.n_kv_heads, shape.head_dim, BLOCK)
