@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from edgellm.quant.gguf import GGUF
+from edgellm.quant.gguf import GGUF, GGUFError
 from edgellm.vocabulary import Kind, TokenizerError, Vocabulary
 
 # Read by `tokenizers` at every call: for one short text its thread pool costs more than it gives,
@@ -27,7 +27,13 @@ class Encoder:
         texts = [vocabulary.text(token) for token in range(vocabulary.n_vocab)]
         index = {text: token for token, text in enumerate(texts)}
         build = {"bpe": _build_bpe, "wpm": _build_wpm, "spm": _build_spm, "ugm": _build_spm}
-        self._fragment = build[vocabulary.algorithm](vocabulary, gguf, texts, index)
+        try:
+            self._fragment = build[vocabulary.algorithm](vocabulary, gguf, texts, index)
+        except (TokenizerError, GGUFError):
+            raise
+        except Exception as error:  # the libraries raise plain Exception and RuntimeError
+            reason = f"its tokenizer is damaged: {error}"
+            raise TokenizerError(f"{vocabulary.path}: {reason}") from None
         special = vocabulary.special_tokens(index)
         strip = _stripping(vocabulary, gguf, special, index)
         visible = [token for token, kind in special.items() if kind == Kind.USER_DEFINED]
@@ -165,7 +171,7 @@ def _build_wpm(
     # GGUF marks the beginning of a word, WordPiece its continuation.
     pieces = {}
     for token, text in enumerate(texts):
-        if vocabulary.kinds[token] != Kind.NORMAL:
+        if vocabulary.kinds[token] != Kind.NORMAL or token == vocabulary.unknown:
             pieces[text] = token
         else:
             pieces[text[1:] if text.startswith("▁") else "##" + text] = token
@@ -207,7 +213,10 @@ def _build_spm(
     scores = gguf.numbers("tokenizer.ggml.scores", None)
     values = [0.0] * len(texts) if scores is None else scores.tolist()
     proto = messages.ModelProto()
-    for text, score, kind in zip(texts, values, kinds, strict=True):
+    for token, (text, score, kind) in enumerate(zip(texts, values, kinds, strict=True)):
+        # Texts that the library refuses: one that comes again later, one with a NUL.
+        if (index[text] != token and token != unknown) or "\0" in text:
+            text, kind = f"[REPLACED_{token}]", int(Kind.UNUSED)
         proto.pieces.add(piece=text, score=score, type=kind)
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     trainer.model_type = 1 if vocabulary.algorithm == "ugm" else 2  # UNIGRAM, BPE
@@ -227,10 +236,7 @@ def _build_spm(
     charsmap = gguf.integers("tokenizer.ggml.precompiled_charsmap", None)
     if charsmap is not None:
         normalizer.precompiled_charsmap = charsmap.astype("u1").tobytes()
-    try:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
-    except RuntimeError as error:
-        raise TokenizerError(f"{vocabulary.path}: its tokenizer is damaged: {error}") from None
+    processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
     def encode(text: str) -> list[int]:
         ids: list[int] = processor.encode(text)

@@ -302,6 +302,9 @@ def test_wordpiece(make: Make) -> None:
     assert bert.encode("zzz[SEP]", parse_special=True) == [0, 2]
     cased = Tokenizer.from_gguf(make("bert", texts, normalizer__lowercase=False, **ids))
     assert cased.encode("Hello") == [0]
+    start = time.perf_counter()
+    assert bert.encode("he" * 500_000) == [0]  # BERT's own limit is 100 characters
+    assert time.perf_counter() - start < 2
 
 
 def test_escaped_spaces(make: Make) -> None:
@@ -311,6 +314,41 @@ def test_escaped_spaces(make: Make) -> None:
     gemma = Tokenizer.from_gguf(make("gemma4", tokens, ["h i", "▁ hi"], **ids))
     assert gemma.encode("hi hié", add_special=True) == [1, 262, 263, 3 + 0xC3, 3 + 0xA9]
     assert gemma.decode([1, 262, 263]) == "hi hi"
+
+
+# Short words from few letters, so that texts repeat, and merges meet them.
+WORDS = st.text(st.sampled_from(["a", "b", "Ġ", "▁", " ", "é", "\0", "<", "|"]), max_size=4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    model=st.sampled_from(["gpt2", "llama", "bert", "t5", "gemma4"]),
+    tokens=st.lists(st.tuples(WORDS, st.sampled_from([0, 1, 1, 1, 2, 3, 4, 5])), min_size=1),
+    merges=st.lists(st.builds("{} {}".format, WORDS, WORDS) | WORDS, min_size=1),
+    ids=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    score=st.floats(width=32),
+    text=WORDS | st.text(),
+)
+def test_any_vocabulary(
+    make: Make,
+    model: str,
+    tokens: list[tuple[str, int]],
+    merges: list[str],
+    ids: list[int],
+    score: float,
+    text: str,
+) -> None:
+    """A damaged vocabulary is refused by TokenizerError or gives ids within itself."""
+    names = ("bos_token_id", "eos_token_id", "unknown_token_id")
+    keys = dict(zip(names, ids, strict=True))
+    path = make(model, tokens, merges, [score] * len(tokens), pre="gpt-2", **keys)
+    try:
+        tokenizer = Tokenizer.from_gguf(path)
+        got = tokenizer.encode(text, add_special=True, parse_special=True)
+    except TokenizerError:
+        return
+    assert all(0 <= token < tokenizer.n_vocab for token in got)
+    tokenizer.decode(got)
 
 
 def test_no_tokenizer(make: Make) -> None:
