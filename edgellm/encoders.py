@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from edgellm.quant.gguf import GGUF, GGUFError
-from edgellm.vocabulary import Kind, TokenizerError, Vocabulary
+from edgellm.vocabulary import Kind, TokenizerError, Vocabulary, decode_all
 
 # Read by `tokenizers` at every call: for one short text its thread pool costs more than it gives,
 # and having used it, the library warns on the terminal after every fork.
@@ -24,8 +24,8 @@ class Encoder:
     """encode(text, parse_special) -> ids, without BOS or EOS."""
 
     def __init__(self, vocabulary: Vocabulary, gguf: GGUF) -> None:
-        texts = [vocabulary.text(token) for token in range(vocabulary.n_vocab)]
-        index = {text: token for token, text in enumerate(texts)}
+        texts = vocabulary.texts()
+        index = dict(zip(texts, range(len(texts)), strict=True))  # of equal texts the last counts
         build = {"bpe": _build_bpe, "wpm": _build_wpm, "spm": _build_spm, "ugm": _build_spm}
         try:
             self._fragment = build[vocabulary.algorithm](vocabulary, gguf, texts, index)
@@ -135,7 +135,7 @@ def _build_bpe(
 ) -> Fragment:
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    lines = [line.decode(errors="replace") for line in gguf.strings("tokenizer.ggml.merges", [])]
+    lines = decode_all(gguf.strings("tokenizer.ggml.merges", []))
     # A merge is two parts with a space between; a part may itself begin with a space.
     merges = [(line[:cut], line[cut + 1 :]) for line in lines if (cut := line.find(" ", 1)) > 0]
     pre = vocabulary.pre

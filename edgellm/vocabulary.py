@@ -69,6 +69,18 @@ class Kind(IntEnum):
 SPECIAL = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)  # cut out of text before merging
 
 
+def decode_all(strings: list[bytes]) -> list[str]:
+    """Each as UTF-8, invalid bytes replaced. One call for all where that gives the same: a quarter
+    of a million small calls are a good part of a program's start."""
+    together = b"\0".join(strings)
+    if together.count(b"\0") == len(strings) - 1:
+        try:
+            return together.decode().split("\0")
+        except UnicodeDecodeError:
+            pass
+    return [string.decode(errors="replace") for string in strings]
+
+
 class Vocabulary:
     """What the metadata says. Raises TokenizerError for an unknown model or pre.
 
@@ -126,6 +138,11 @@ class Vocabulary:
     def text(self, token: int) -> str:
         """A token as text; bytes that are not UTF-8 are replaced, an empty one gets a name."""
         return self.tokens[token].decode(errors="replace") or f"[EMPTY_{token}]"
+
+    def texts(self) -> list[str]:
+        """text() of every token."""
+        texts = decode_all(self.tokens)
+        return [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]
 
     def _id(self, gguf: GGUF, name: str, default: int | None) -> int | None:
         """A special id; one outside the vocabulary counts as absent: some files have -1."""
