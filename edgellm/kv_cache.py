@@ -82,7 +82,8 @@ class KVCache:
         """Where the keys of the next n_tokens go: block * BLOCK + place in it."""
         positions = np.arange(sequence.n_computed, sequence.n_computed + n_tokens)
         blocks = group.table[sequence.row, positions // self.block].astype(np.int64)
-        return blocks * self.block + positions % self.block
+        slots: NDArray[np.int64] = blocks * self.block + positions % self.block
+        return slots
 
     def release(self, sequence: Sequence) -> None:
         """Give back all a sequence holds; safe to call again."""

@@ -135,10 +135,7 @@ class LLM:
         _kernels.progress = compiling
         self._graph = graph
         try:
-            self._runner = Runner(
-                gguf, graph, limits, _kernels,
-                lambda done, total: say(f"loading weights: {100 * done // max(1, total)} %"),
-            )  # fmt: skip
+            self._runner = Runner(gguf, graph, limits, _kernels, _loading(say))
         finally:
             _kernels.progress = None
         self.kernel_stats = {
@@ -146,15 +143,11 @@ class LLM:
             "loaded": _kernels.loaded - before[1],
             "seconds": _kernels.seconds - before[2],
         }
-        self._scheduler = Scheduler(
-            self._runner.cache, limits.max_tokens, max_num_seqs, self.n_ctx
-        )
+        self._scheduler = Scheduler(self._runner.cache, limits.max_tokens, max_num_seqs, self.n_ctx)
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
         self._last: Sequence | None = None
 
-    def _fit_context(
-        self, n_ctx: int | None, max_num_seqs: int, kv_bytes: int
-    ) -> tuple[int, int]:
+    def _fit_context(self, n_ctx: int | None, max_num_seqs: int, kv_bytes: int) -> tuple[int, int]:
         """Positions of a sequence and blocks of the pool, by request and by memory."""
         trained = self.config.n_ctx
         costs = bill(self._gguf, n_ctx or trained)
@@ -442,6 +435,19 @@ def _completion(sequence: Sequence) -> Completion:
         "".join(p.text for p in pieces), sequence.output, sequence.finish_reason or "error",
         sequence.timings(), logprobs, sequence.context_full,
     )  # fmt: skip
+
+
+def _loading(say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Progress of reading weights in words: from the second second on, four times a second."""
+    due = time.perf_counter() + 1.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal due
+        if time.perf_counter() > due:
+            due = time.perf_counter() + 0.25
+            say(f"loading weights: {100 * done // max(1, total)} %")
+
+    return progress
 
 
 def _in_background(make: Callable[[], Tokenizer]) -> Future[Tokenizer]:

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgellm.models import build_graph
 from edgellm.quant.gguf import GGUF
 
 STEP_TOKENS = 256  # tokens of one prefill step, for which the activations are laid out
 KV_ELEMENT = 2  # bytes: f16
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ def available_bytes() -> int:
 
     free = int(psutil.virtual_memory().available)
     try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as now:
-            return min(free, int(limit.read()) - int(now.read()))
+        limit, used = (
+            int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        return min(free, limit - used)
     except (OSError, ValueError):  # no cgroup, or "max"
         return free

@@ -47,7 +47,8 @@ def evaluate(op: Op, inputs: list[Array], step: Step) -> Array:
 
 
 def _embed(op: Op, inputs: list[Array], step: Step) -> Array:
-    return step.load(op.weights["table"])[step.tokens]
+    rows: Array = step.load(op.weights["table"])[step.tokens]
+    return rows
 
 
 def _select(op: Op, inputs: list[Array], step: Step) -> Array:

@@ -46,7 +46,5 @@ def _sliding_layers(c: Config) -> list[bool]:
         return [(layer + 1) % period != 0 for layer in range(c.n_layers)]
     flags = [bool(flag) for flag in c.gguf.integers(key)]
     if len(flags) != c.n_layers:
-        raise ModelError(
-            c.gguf.path, 0, key, f"has {len(flags)} entries for {c.n_layers} layers"
-        )
+        raise ModelError(c.gguf.path, 0, key, f"has {len(flags)} entries for {c.n_layers} layers")
     return flags

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm.kernels.cpu.vector import F32, Emitter, Value
 from edgellm.kernels.cpu.store import EmitKernel
+from edgellm.kernels.cpu.vector import F32, Emitter, Value
 
 
 @dataclass(frozen=True)
@@ -85,4 +85,3 @@ def _quantize_block(e: Emitter, form: Activation, x: Value, out: Value) -> None:
         e.store(s * -32, out + 288 + 4 * i)
     for i in range(8):
         e.store((sums[2 * i] + sums[2 * i + 1]).i16(), out + 272 + 2 * i)
-

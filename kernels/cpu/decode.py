@@ -66,4 +66,3 @@ def decode_block(e: Emitter, quant_type: QuantType, address: Value) -> list[Valu
         high = e.u8(address, 2).bitcast(I16, 1).unsigned().i32() << 16
         return [high.bitcast(F32, 1).signed()]
     return list(quant_type.decode(TracedBlock(e, address)))
-

@@ -24,9 +24,7 @@ def make_embed(quant_type: QuantType) -> EmitKernel:
         with e.loop(hi, lo) as row, e.loop(n_blocks) as i:
             target = out + row * out_bytes + i * (4 * quant_type.block)
             at = 0
-            for chunk in decode_block(
-                e, quant_type, raw + row * raw_bytes + i * quant_type.bytes
-            ):
+            for chunk in decode_block(e, quant_type, raw + row * raw_bytes + i * quant_type.bytes):
                 e.store(chunk, target + 4 * at)
                 at += chunk.n
 

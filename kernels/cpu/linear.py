@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from edgellm.kernels.cpu.decode import TracedBlock, decode_block
 from edgellm.kernels.cpu.layouts import Fields, PackedLayout, Step
 from edgellm.kernels.cpu.store import EmitKernel
-from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value, Var
+from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value
 from edgellm.quant.block import QuantType
 
 N_ARGUMENTS = 13
@@ -235,7 +235,7 @@ def emit_groups(
     e: Emitter, tile: Tile, a: list[Value], first: Value, last: Value, tid: Value,
     weights: Value, x: Value, out: Value, n_tokens: Value,
 ) -> None:  # fmt: skip
-    """Row groups first..last for n_tokens rows of x; the body shared by plain and expert kernels."""
+    """Row groups first..last for n_tokens rows of x; shared by plain and expert kernels."""
     n_blocks, x_bytes, out_bytes, bias, group_bytes = a[3], a[4], a[5], a[6], a[9]
 
     def widths(group: Value, w: Value, sizes: tuple[int, ...], panel: bool) -> None:
@@ -326,6 +326,3 @@ def gather(e: Emitter, scalars: list[Value]) -> Value:
     for i, s in enumerate(scalars[1:], 1):
         vector = Value(e, e.b.insert_element(vector.v, s.v, e.const(i, I32).v))
     return vector
-
-
-__all__ = ["DecodeTile", "FloatTile", "PackedTile", "Tile", "Var", "make_linear", "make_pack"]

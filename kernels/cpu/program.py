@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +117,7 @@ class AttentionGroup:
             at += len(items)
         self.count[0] = at
 
-    def _pieces(self, first, last):  # type: ignore[no-untyped-def]
+    def _pieces(self, first: Any, last: Any) -> tuple[Any, Any]:
         """First and end piece that tokens at positions first..last look at (numbers or arrays)."""
         end = last // PIECE + 1
         if self.shape.window is None:
@@ -162,9 +163,7 @@ class Program:
             for op in graph.ops
             if op.kind in ("linear", "moe_linear")
         }
-        self._kernels = {
-            w.type.id: linear_kernel(w.type, self.target) for w in matrices.values()
-        }
+        self._kernels = {w.type.id: linear_kernel(w.type, self.target) for w in matrices.values()}
         self.stages = Stages()
         self.buffers: dict[Tensor, Buffer] = {}
         self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
@@ -267,9 +266,7 @@ class Program:
 
     def _lower_embed(self, op: Op) -> None:
         table, raw, out = op.weights["table"], self.inputs.embeddings, self._output(op)
-        kernel = self._store.get(
-            f"embed_{table.type.name}", elementwise.make_embed(table.type)
-        )
+        kernel = self._store.get(f"embed_{table.type.name}", elementwise.make_embed(table.type))
         n_blocks = table.n_in // table.type.block
         args: list[Argument] = [
             raw.ctypes.data, raw.strides[0], out, out.row_bytes, n_blocks
@@ -378,11 +375,10 @@ class Program:
         args = [
             group.items.ctypes.data, q, q.row_bytes, out, out.row_bytes,
             self.inputs.positions.ctypes.data, group.table.ctypes.data, group.table.strides[0],
-            keys, values, self._scratch.ctypes.data, self._scratch_bytes, group.partials.ctypes.data,
+            keys, values, self._scratch.ctypes.data, self._scratch_bytes,
+            group.partials.ctypes.data,
         ]  # fmt: skip
-        self.stages.parallel(
-            op.label, attend, args, group.count.ctypes.data, 1, [q, cache], [out]
-        )
+        self.stages.parallel(op.label, attend, args, group.count.ctypes.data, 1, [q, cache], [out])
         merge = self._store.get(f"merge_{shape.name}", attention.make_merge(shape))
         args = [out, out.row_bytes, group.splits.ctypes.data, group.partials.ctypes.data]
         self.stages.rows(op.label, merge, args, self._count(op.output), [out], [out])
@@ -444,7 +440,8 @@ class Program:
         source = self._activations(x, kernel.activation)
         if weight.n_out % 16:
             raise ProgramError(f"{op.label}: rows of {weight.n_out} are no multiple of 16 long")
-        n_pairs, count, lanes = n_used * self._rows(op.output), self._count(op.output), self.target.lanes
+        n_pairs, count = n_used * self._rows(op.output), self._count(op.output)
+        lanes = self.target.lanes
         # pairs lie one after the other, as they do in a token's row of [rank][n_in]
         pair_bytes, result_bytes = kernel.activation.row_bytes(weight.n_in), 4 * weight.n_out
         grouped = self.stages.buffer(1, n_pairs * pair_bytes)

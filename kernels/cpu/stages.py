@@ -93,7 +93,7 @@ class Stages:
         self, label: str, kernel: int, args: list[Argument], count: int, chunk: int,
         reads: list[Buffer], writes: list[Buffer],
     ) -> None:  # fmt: skip
-        """A stage of its own over ``count`` work items (an address), claimed ``chunk`` at a time."""
+        """A stage of its own over ``count`` work items (an address), ``chunk`` at a time."""
         stage = Stage(label, [Call(kernel, args)], count, chunk, False, set(reads), set(writes))
         self.stages.append(stage)
 
@@ -128,9 +128,7 @@ class Stages:
         read: set[Buffer] = set()
         written: set[Buffer] = set()
         for i, stage in enumerate(self.stages):
-            stage.barrier = i == 0 or bool(
-                stage.reads & written or stage.writes & (written | read)
-            )
+            stage.barrier = i == 0 or bool(stage.reads & written or stage.writes & (written | read))
             if stage.barrier:
                 epoch, read, written = epoch + 1, set(), set()
             read |= stage.reads

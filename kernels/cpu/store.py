@@ -54,7 +54,7 @@ class KernelStore:
         self.progress: Callable[[str], None] | None = None
 
     def get(self, name: str, emit: EmitKernel) -> int:
-        """The address of kernel ``name``; ``name`` must say every parameter ``emit`` closes over."""
+        """The address of a kernel; ``name`` must say every parameter ``emit`` closes over."""
         if name not in self._addresses:
             started = time.perf_counter()
             self._addresses[name] = self._load(name) or self._compile(name, emit)
@@ -100,7 +100,7 @@ class KernelStore:
         target = targets.current()
         signature = types.void(types.int64, types.int64, types.int64, types.int64)
 
-        @intrinsic  # type: ignore[untyped-decorator]
+        @intrinsic
         def body(typing: Any, args: Any, lo: Any, hi: Any, tid: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
                 e = Emitter(builder, target)
@@ -109,12 +109,14 @@ class KernelStore:
 
             return signature, generate
 
+        call: Any = body  # numba passes the typing context itself
+
         def kernel(args: Any, lo: Any, hi: Any, tid: Any) -> None:
-            body(args, lo, hi, tid)
+            call(args, lo, hi, tid)
 
         # the symbol in the object comes from this name and has to be unique in the process
         kernel.__name__ = kernel.__qualname__ = name
-        compiled = cfunc(signature, error_model="numpy")(kernel)
+        compiled: Any = cfunc(signature, error_model="numpy")(kernel)
         self._keep.append(compiled)
         self.compiled += 1
         path = self._path(name)

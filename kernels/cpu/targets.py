@@ -11,12 +11,13 @@ this CPU can run is taken.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm
 
@@ -64,7 +65,8 @@ class Target:
             # vpmaddubsw adds two products in 16 bits and saturates: codes above 127 go in halves
             parts = [codes] if largest <= 127 else [codes & 127, codes & 128]
             for part in parts:
-                acc = acc + e.madd_i16(e.call("llvm.x86.avx2.pmadd.ub.sw", e.i16(16), part, x), None)
+                products = e.call("llvm.x86.avx2.pmadd.ub.sw", e.i16(16), part, x)
+                acc = acc + e.madd_i16(products, None)
             return acc
         for i in range(4):
             pick = list(range(i, 4 * self.lanes, 4))
@@ -182,8 +184,7 @@ def configure_numba() -> None:
         return
     features = ",".join(f"+{f}" for f in target.features) or "+" + _baseline()
     if "numba" in sys.modules:
-        from numba import config
-
+        config: Any = importlib.import_module("numba.core.config")
         if (config.CPU_NAME, config.CPU_FEATURES) != (target.cpu, features):
             raise TargetError(
                 f"numba was imported before edgellm chose the target {target.name}; "

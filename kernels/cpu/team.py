@@ -102,9 +102,7 @@ class _Walk:
 
     def fetch_add(self, address: Value, n: Value | int) -> Value:
         pointer = self._pointer(address)
-        return Value(
-            self.e, self.e.b.atomic_rmw("add", pointer, self.e.value(n).v, "acq_rel")
-        )
+        return Value(self.e, self.e.b.atomic_rmw("add", pointer, self.e.value(n).v, "acq_rel"))
 
     def pause(self) -> None:
         if "x86" in self.e.b.module.triple:

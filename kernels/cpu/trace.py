@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +98,7 @@ def _attention(
     return out
 
 
-def _pool(group: AttentionGroup, pool: NDArray[np.uint8]) -> NDArray[np.floating]:  # type: ignore[type-arg]
+def _pool(group: AttentionGroup, pool: NDArray[np.uint8]) -> NDArray[Any]:
     shape = group.shape
-    dtype = np.float16 if shape.kv_bytes == 2 else np.float32
+    dtype: Any = np.float16 if shape.kv_bytes == 2 else np.float32
     return pool.view(dtype).reshape(-1, shape.n_kv_heads, shape.head_dim, BLOCK)
