@@ -1,119 +1,37 @@
 """Messages to prompt text, by the chat template that the model file carries.
 
-Templates are Jinja2 as the transformers library runs it: the same options, filters and functions.
-They were written for that library's habits, not for the messages that clients send, so messages are
-first brought into the shape this template can take (`ChatTemplate.normalise`); what it can take is
-found by trying it, once and only when a message needs to know.
+Templates were written for the transformers library's habits, not for the messages that clients
+send, so messages are first brought into the shape this template can take
+(`ChatTemplate.normalise`); what it can take is found by trying it, once and only when a message
+needs to know.
 
-A template comes from a file of unknown origin. It runs in Jinja2's sandbox on a copy of the
-messages, with caps on its own length, on repetition and on what it writes. The sandbox has no clock
-of its own: a template that loops without output is stopped by nothing here.
+A template comes from a file of unknown origin. One that is known by its checksum is rendered here;
+any other in a helper process with limits on time and memory (template_helper.py).
 """
 
 import copy
 import json
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.parser import Parser
-from jinja2.sandbox import SandboxedEnvironment
-
+from edgellm import template_engine
 from edgellm.errors import EdgeLLMError
+from edgellm.template_engine import Fault
+from edgellm.template_helper import HELPER, SECONDS, HelperLost
+from edgellm.template_source import is_known
 
 if TYPE_CHECKING:
     from edgellm.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
-MAX_SOURCE = 256 * 1024  # characters of a template; the longest known one has 40,000
-MAX_REPEAT = 1_000_000  # elements of a repeated string or list
-MAX_PROMPT = 64 << 20  # characters
-
 
 class TemplateError(EdgeLLMError):
     """The chat template is at fault, or refuses these messages."""
 
-
-class _Generation(jinja2.ext.Extension):
-    """The tag pair {% generation %}, which marks the model's turns for training: no effect here."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Sandbox(SandboxedEnvironment):
-    """Jinja2's sandbox with a limit on what one operator may allocate.
-
-    Not the immutable one: some templates call `.append` on lists. They work on a copy.
-    """
-
-    intercepted_binops = frozenset(("*", "**"))
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        if operator == "**":
-            raise SecurityError("powers are not allowed")
-        for sequence, count in ((left, right), (right, left)):
-            if isinstance(sequence, str | list | tuple) and isinstance(count, int):
-                if len(sequence) * count > MAX_REPEAT:
-                    raise SecurityError(f"a repetition of more than {MAX_REPEAT:,} elements")
-        return super().call_binop(context, operator, left, right)
-
-
-class _Refusal(Exception):
-    """What a template raises by raise_exception."""
-
-
-def _raise_exception(message: object) -> None:
-    raise _Refusal(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: Jinja2's own filter escapes for HTML. Generators become lists."""
-
-    def plain(other: Any) -> Any:
-        return list(other) if isinstance(other, Iterable) else str(other)
-
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=plain,
-    )
-
-
-def _environment() -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.filters["from_json"] = json.loads
-    # The stock filter makes Markup, which then HTML-escapes whatever is joined to it.
-    environment.filters["safe"] = lambda value: value
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
-
-
-ENVIRONMENT = _environment()
 
 # Names that belong to the renderer: a caller's variables may not replace them.
 RESERVED = frozenset(
@@ -141,16 +59,36 @@ def _parts(text: str) -> list[dict[str, str]]:
 
 
 class ChatTemplate:
-    """One compiled template and what it can take."""
+    """One compiled template and what it can take.
 
-    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
-        if len(source) > MAX_SOURCE:
-            raise TemplateError(
-                f"The chat template has {len(source):,} characters; {MAX_SOURCE:,} are allowed."
-            )
-        self.source, self._bos, self._eos = source, bos, eos
-        with _errors_named():
-            self._template = ENVIRONMENT.from_string(source)
+    ``trusted``: render it in this process; None looks whether it is known. ``is_own``: it came
+    with the model, so that it writes the BOS token where the model wants one.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        bos: str = "",
+        eos: str = "",
+        *,
+        trusted: bool | None = None,
+        is_own: bool = True,
+    ) -> None:
+        self.source, self._bos, self._eos, self.is_own = source, bos, eos, is_own
+        self._lost: str | None = None  # why it is not tried again
+        self._deadline = self._spent = 0.0
+        try:
+            if len(source) <= template_engine.MAX_SOURCE and trusted is None:
+                trusted = is_known(source)
+            self._template: Any = None
+            if trusted or len(source) > template_engine.MAX_SOURCE:
+                self._template = template_engine.compile_source(source)
+            else:
+                start = time.monotonic()
+                HELPER.render(source, None, datetime.now(), SECONDS)
+                self._spent = min(time.monotonic() - start, SECONDS / 2)
+        except Fault as fault:
+            raise TemplateError(fault.text) from fault
 
     def render(
         self,
@@ -159,11 +97,14 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         now: datetime | None = None,
         variables: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt text. ``variables``: what the template may ask for, as enable_thinking."""
         if taken := RESERVED & set(variables or ()):
             raise TemplateError(f"A template variable may not be called {min(taken)}.")
         given = {"now": now, **(variables or {}), "add_generation_prompt": add_generation_prompt}
+        if documents is not None:
+            given["documents"] = copy.deepcopy(list(documents))
         shaped = self.normalise(messages)
         if not tools:
             return self._run(shaped, None, **given)
@@ -173,7 +114,7 @@ class ChatTemplate:
         except TemplateError as error:
             # A few templates need a description on every parameter; filling one in for all would
             # change the prompt of the templates that print only what is there.
-            if not isinstance(error.__cause__, jinja2.UndefinedError):
+            if not (isinstance(error.__cause__, Fault) and error.__cause__.undefined):
                 raise
             return self._run(shaped, _with_descriptions(tools, parameters=True), **given)
 
@@ -194,22 +135,25 @@ class ChatTemplate:
             "messages": copy.deepcopy(list(messages)),
             "bos_token": self._bos,
             "eos_token": self._eos,
-            "strftime_now": today.strftime,
         }
         if tools is not None:
             context["tools"] = copy.deepcopy(tools)
-        pieces: list[str] = []
-        written = 0
-        with _errors_named():
-            for piece in self._template.generate(context):
-                written += len(piece)
-                if written > MAX_PROMPT:
-                    raise SecurityError(f"it writes more than {MAX_PROMPT:,} characters")
-                pieces.append(piece)
-        return "".join(pieces)
+        if self._lost is not None:
+            raise TemplateError(self._lost)
+        try:
+            if self._template is not None:
+                return template_engine.run(self._template, context, today)
+            seconds = max(0.01, self._deadline - time.monotonic())
+            return HELPER.render(self.source, context, today, seconds)
+        except Fault as fault:
+            if isinstance(fault, HelperLost):
+                self._lost = fault.text
+            raise TemplateError(fault.text) from fault
 
     def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages in the shape this template takes, nothing of them lost."""
+        # for the probes and the render after them
+        self._deadline, self._spent = time.monotonic() + SECONDS - self._spent, 0.0
         shaped = [dict(copy.deepcopy(message)) for message in messages]
         for message in shaped:
             # "developer" is OpenAI's newer name of "system"; gpt-oss templates know it.
@@ -346,24 +290,3 @@ def _with_descriptions(tools: Sequence[Mapping[str, Any]], parameters: bool) -> 
                 if isinstance(value, dict):
                     value.setdefault("description", "")
     return filled
-
-
-class _errors_named:
-    """Turns whatever a template raises into a TemplateError that names the template's line."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        if isinstance(error, jinja2.TemplateSyntaxError):
-            text = f"The chat template cannot be read, line {error.lineno}: {error.message}."
-        elif isinstance(error, _Refusal):
-            text = f"The chat template refuses these messages: {error}"
-        else:
-            # Jinja2 rewrites tracebacks so that frames of a template carry its own lines.
-            frames = [f for f in traceback.extract_tb(trace) if f.filename == "<template>"]
-            line = f" at line {frames[-1].lineno}" if frames else ""
-            text = f"The chat template fails{line}: {str(error) or type(error).__name__}."
-        raise TemplateError(text) from error

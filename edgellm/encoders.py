@@ -6,7 +6,7 @@ No object is changed after it is built, so any number of threads may encode at o
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from edgellm.quant.gguf import GGUF, GGUFError
@@ -41,6 +41,7 @@ class Encoder:
         # text to hold them.
         self._split_all = Splitter(list(special), texts, strip)
         self._split_visible = Splitter(visible, texts, strip)
+        self._control = special.keys() - visible
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         splitter = self._split_all if parse_special else self._split_visible
@@ -50,6 +51,40 @@ class Encoder:
                 ids.append(piece)
             else:
                 ids += self._fragment(piece)
+        return ids
+
+    def control_spans(self, text: str) -> list[tuple[int, int]]:
+        """Where the text holds texts of control tokens."""
+        cuts = self._split_all.cuts(text)
+        return [(start, end) for token, start, end in cuts if token in self._control]
+
+    def encode_markup(self, text: str, literal: Sequence[tuple[int, int]]) -> list[int]:
+        """encode(text, parse_special=True), but what touches a ``literal`` span is plain text.
+
+        For a text without control tokens in those spans the ids are exactly the same: nothing but
+        such a token is a cut, so no merge is lost at the border of a span.
+        """
+        shadow = text  # the same length, with what must not be seen blotted out
+        while True:
+            cuts = list(self._split_all.cuts(shadow))
+            touched = [
+                (start, end)
+                for token, start, end in cuts
+                if token in self._control and any(a < end and start < b for a, b in literal)
+            ]
+            if not touched:
+                break
+            for start, end in touched:  # another token may come to light beneath: look again
+                shadow = shadow[:start] + "\0" * (end - start) + shadow[end:]
+        ids: list[int] = []
+        stretch = 0  # where the current stretch of text begins
+        for token, start, end in [*cuts, (-1, len(text), len(text))]:
+            if token is not None and (token in self._control or token == -1):
+                if stretch < start:
+                    ids += self.encode(text[stretch:start], False)
+                if token != -1:
+                    ids.append(token)
+                stretch = end
         return ids
 
 
@@ -86,18 +121,19 @@ class Splitter:
 
     def split(self, text: str) -> Iterator[int | str]:
         """Yield token ids and the stretches between them, in order; no empty stretches."""
+        for token, start, end in self.cuts(text):
+            yield text[start:end] if token is None else token
+
+    def cuts(self, text: str) -> Iterator[tuple[int | None, int, int]]:
+        """The same with their places: (token id or None, start, end)."""
         if not text:
             return
         if self._splitter is None:
-            yield text
+            yield None, 0, len(text)
             return
         found = self._splitter.encode(text, add_special_tokens=False)
         for inner, (start, end) in zip(found.ids, found.offsets, strict=True):
-            token = self._ids.get(inner)
-            if token is None:
-                yield text[start:end]
-            else:
-                yield token
+            yield self._ids.get(inner), start, end
 
 
 def _stripping(

@@ -8,7 +8,7 @@ the middle of a character.
 import codecs
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from edgellm.encoders import Encoder
@@ -74,6 +74,15 @@ class Tokenizer:
             if end is not None:
                 ids.append(end)
         return ids
+
+    def encode_markup(self, text: str, literal: Sequence[tuple[int, int]]) -> list[int]:
+        """encode(text, parse_special=True) in which nothing that touches one of the ``literal``
+        spans (start, end) is taken for a control token. No BOS or EOS is added."""
+        return self._ready().encode_markup(_valid(text), literal)
+
+    def control_spans(self, text: str) -> list[tuple[int, int]]:
+        """(start, end) of every text of a control token in the text."""
+        return self._ready().control_spans(_valid(text))
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of a whole sequence; bytes that are not UTF-8 become U+FFFD. special: show
