@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgellm.cli._output import say
+from edgellm.cli._output import say, visible
 
 if TYPE_CHECKING:
-    from edgellm.hub import Entry
+    from edgellm.hub import Item
 
 
 def pick(argument: str | None, flag: str | None) -> str | None:
@@ -26,36 +26,44 @@ def locate(model: str | None) -> Path:
         return Path(model)
     from edgellm.hub import resolve
 
-    bar = _DownloadBar()
+    bar = DownloadBar()
     try:
         return resolve(model, bar)
     finally:
         bar.close()
 
 
-class _DownloadBar:
-    """A bar on a terminal; one line elsewhere."""
+class DownloadBar:
+    """Progress of a fetch: a bar on a terminal, one line elsewhere."""
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._announced = False
+        self._item: Item | None = None
 
-    def __call__(self, entry: "Entry", done: int) -> None:
-        if not self._announced:
-            self._announced = True
-            size = f"{entry.size / 1e6:.0f} MB"
-            say(f"Fetching {entry.title}, {size}, licence {entry.licence}; this happens once.")
-            if sys.stderr.isatty():
-                self._bar = _rich_bar(entry.size)
+    def __call__(self, item: "Item", done: int) -> None:
+        if item != self._item:
+            self._announce(item)
         if self._bar is not None:
-            self._bar.update(0, completed=min(done, entry.size))
+            self._bar.update(0, completed=done if item.size is None else min(done, item.size))
+
+    def _announce(self, item: "Item") -> None:
+        self.close()
+        if self._item is None or self._item.title != item.title:
+            size = f", {item.size / 1e6:.0f} MB" if item.size is not None else ""
+            licence = f", licence {item.licence}" if item.licence else ""
+            say(visible(f"Fetching {item.title}{size}{licence}; this happens once."))
+        self._item = item
+        if sys.stderr.isatty():
+            self._bar = _rich_bar(item.size)
 
     def close(self) -> None:
+        """Leave the terminal as it was."""
         if self._bar is not None:
             self._bar.stop()
+            self._bar = None
 
 
-def _rich_bar(total: int) -> Any:
+def _rich_bar(total: int | None) -> Any:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -70,3 +78,25 @@ def _rich_bar(total: int) -> Any:
     bar.add_task("", total=total)
     bar.start()
     return bar
+
+
+def complete(incomplete: str) -> list[str]:
+    """For the shell: names that begin so, and paths of GGUF files and folders."""
+    from edgellm.hub.shelf import known_names
+
+    found = [name for name in known_names() if name.startswith(incomplete)]
+    folder, _, start = incomplete.rpartition("/")
+    try:
+        with os.scandir(
+            os.path.expanduser(folder or ("/" if incomplete[:1] == "/" else "."))
+        ) as it:
+            for item in it:
+                shown = incomplete[: len(incomplete) - len(start)] + item.name
+                if item.name.startswith(start) and (start or item.name[0] != "."):
+                    if item.is_dir():
+                        found.append(f"{shown}/")
+                    elif item.name.lower().endswith(".gguf"):
+                        found.append(shown)
+    except OSError:
+        pass
+    return found

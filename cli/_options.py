@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from edgellm.cli._model import complete
+
 
 def _model_context(value: int) -> int:
     if value < 0:
@@ -35,12 +37,20 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         show_default=False,
-        help="A .gguf file or a short name of the catalogue. Default: $EDGELLM_MODEL, then the "
-        "catalogue's default.",
+        autocompletion=complete,
+        help="A .gguf file, a short name of the catalogue, user/repo[:QUANT] of Hugging Face, a "
+        "URL or a name of `list --all`. Default: $EDGELLM_MODEL, then the catalogue's default.",
     ),
 ]
 ModelFlag = Annotated[
-    str | None, typer.Option("-m", "--model", help="The same, as a flag.", show_default=False)
+    str | None,
+    typer.Option(
+        "-m",
+        "--model",
+        help="The same, as a flag.",
+        show_default=False,
+        autocompletion=complete,
+    ),
 ]
 CtxSize = Annotated[
     int,

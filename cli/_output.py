@@ -1,6 +1,7 @@
 """Results go to stdout, everything else to stderr."""
 
 import sys
+from collections.abc import Iterable
 
 # What text of a model or a file must not do to a terminal: move the cursor, set its title, ring.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -43,3 +44,22 @@ class Status:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
             self._open = False
+
+
+def size(n_bytes: int) -> str:
+    """Bytes for people."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:.1f} {unit}"
+    return f"{n_bytes} B"
+
+
+def columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Lines of a table, indented by two; cells are padded to the widest of their column."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgellm.cli import _model
 from edgellm.cli._options import CtxSize, Model, ModelFlag
-from edgellm.cli._output import visible, write
+from edgellm.cli._output import columns, size, visible, write
 
 if TYPE_CHECKING:
     from edgellm.quant.gguf import GGUF
@@ -120,7 +119,7 @@ def as_text(facts: dict[str, Any]) -> str:
             (t["name"], t["type"], " x ".join(map(str, t["shape"])), size(t["bytes"]))
             for t in facts["tensors"]
         ]
-        lines += _columns(rows)
+        lines += columns(rows)
     return "\n".join(lines) + "\n"
 
 
@@ -136,13 +135,13 @@ def _type_lines(types: list[dict[str, Any]]) -> list[str]:
     total = f"{8 * n_bytes / weights:.3g}" if weights else "-"
     n_tensors = str(sum(t["tensors"] for t in types))
     rows.append(("all", n_tensors, size(n_bytes), total, f"{weights / 1e6:,.1f} M weights"))
-    return _columns(rows)
+    return columns(rows)
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
     if "error" in memory:
         return [f"  cannot be run: {visible(memory['error'])}"]
-    return _columns(
+    return columns(
         [
             ("weights", size(memory["weights"]), ""),
             ("KV cache per token", size(memory["kv_per_token"]), "f16"),
@@ -163,21 +162,3 @@ def _one_line(value: Any) -> str:
         cut = value if len(value) <= LONGEST else f"{value[:LONGEST]}..."
         return json.dumps(cut, ensure_ascii=False)
     return str(value)
-
-
-def size(n_bytes: int) -> str:
-    """Bytes for people."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= factor:
-            return f"{n_bytes / factor:.1f} {unit}"
-    return f"{n_bytes} B"
-
-
-def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -57,7 +57,6 @@ app = typer.Typer(
     cls=_Commands,
     name="edgellm",
     help="Run quantized language models on the machine you have.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help; the rich one costs 0.1 s
     context_settings={"help_option_names": ["-h", "--help"]},

