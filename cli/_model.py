@@ -42,11 +42,11 @@ class DownloadBar:
 
     def __call__(self, item: "Item", done: int) -> None:
         if item != self._item:
-            self._announce(item)
+            self._announce(item, done)
         if self._bar is not None:
             self._bar.update(0, completed=done if item.size is None else min(done, item.size))
 
-    def _announce(self, item: "Item") -> None:
+    def _announce(self, item: "Item", done: int) -> None:
         self.close()
         if self._item is None or self._item.title != item.title:
             size = f", {item.size / 1e6:.0f} MB" if item.size is not None else ""
@@ -54,7 +54,7 @@ class DownloadBar:
             say(visible(f"Fetching {item.title}{size}{licence}; this happens once."))
         self._item = item
         if sys.stderr.isatty():
-            self._bar = _rich_bar(item.size)
+            self._bar = _rich_bar(item.size, done)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -63,7 +63,7 @@ class DownloadBar:
             self._bar = None
 
 
-def _rich_bar(total: int | None) -> Any:
+def _rich_bar(total: int | None, done: int) -> Any:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -75,7 +75,7 @@ def _rich_bar(total: int | None) -> Any:
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True))
-    bar.add_task("", total=total)
+    bar.add_task("", total=total, completed=done)  # what was there before is no speed
     bar.start()
     return bar
 

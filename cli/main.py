@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from edgellm import cli
+from edgellm.cli._output import visible
 from edgellm.errors import EdgeLLMError
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -106,7 +107,8 @@ def _for_the_user(error: ValueError) -> bool:
 
 def _complain(text: str) -> None:
     sys.stdout.flush()
-    print(" ".join(text.split()), file=sys.stderr)
+    # Names of files and of repositories get into sentences.
+    print(visible(" ".join(text.split())), file=sys.stderr)
 
 
 def main() -> None:

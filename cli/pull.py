@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from edgellm.cli._model import DownloadBar, complete
+from edgellm.cli._output import say
 
 
 def command(
@@ -31,6 +32,10 @@ def command(
         bar = DownloadBar()
         try:
             path = pull(name, bar)
+        except KeyboardInterrupt:
+            bar.close()
+            say("Interrupted; the same command goes on where it stopped.")
+            raise
         finally:
             bar.close()
         print(path)

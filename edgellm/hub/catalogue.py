@@ -27,7 +27,8 @@ class Entry(Item):
 @cache
 def catalogue() -> tuple[str, dict[str, Entry]]:
     """(name of the default model, entries by short name)."""
-    text = (resources.files("edgellm.models") / "catalog.toml").read_text(encoding="utf-8")
+    # Not files("edgellm.models"), which would import the architectures.
+    text = (resources.files("edgellm") / "models" / "catalog.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     entries = {
         name: Entry(

@@ -72,6 +72,7 @@ def fetch(name: Repo, progress: Progress | None = None, title: str | None = None
     parts = names.choose(name, list(listing.files))
     folder = repo_folder(name.repo)
     item = Item(title or _name(name, parts[0]), _sum(listing, parts), listing.licence)
+    _require_space(name, listing, parts, folder)
     done, paths = 0, []
     for part in parts:
         size, sha256 = listing.files[part]
@@ -187,6 +188,20 @@ def _reporter(
     progress: Progress | None, item: Item, before: int
 ) -> Callable[[int, int | None], None]:
     return lambda done, total: progress(item, before + done) if progress else None
+
+
+def _require_space(name: Repo, listing: Listing, parts: list[str], folder: Path) -> None:
+    """Room for all parts is looked for before the first: a part alone is of no use."""
+    needed = 0
+    for part in parts:
+        size, sha256 = listing.files[part]
+        blob = folder / "blobs" / (sha256 or "")
+        if size is not None and sha256 is not None and not blob.is_file():
+            unfinished = remote.unfinished(blob)[0]
+            needed += max(0, size - (unfinished.stat().st_size if unfinished.is_file() else 0))
+    if needed:
+        with store.storing(str(name), folder):
+            store.require_space(folder, needed, str(name))
 
 
 def _fetch_blob(

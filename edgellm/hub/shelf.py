@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm.hub import held, records, remote, store
+from edgellm.hub import held, records, store
 from edgellm.hub.catalogue import Entry, catalogue
 from edgellm.hub.names import Held, Repo, Short, parse
 from edgellm.hub.records import Record
@@ -130,6 +130,8 @@ def _records(model: str) -> list[Record]:
 
 def _with_unfinished(path: Path) -> list[Path]:
     """A file of our own cache, and what an unfinished fetch of it left."""
+    from edgellm.hub import remote
+
     if not _below(path, store.models_dir()):
         return []
     return [one for one in (path, *remote.unfinished(path)) if one.is_file()]

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from edgellm.hub import records, remote, store
+from edgellm.hub import records, store
 from edgellm.hub.names import Url, parts_of
 from edgellm.hub.records import Record
 from edgellm.hub.store import Item, Progress
@@ -18,6 +18,8 @@ def find_url(name: Url) -> Path | None:
 
 def fetch_url(name: Url, progress: Progress | None = None) -> Path:
     """The file of a URL, with all parts of a split one."""
+    from edgellm.hub import remote
+
     files = _files(name)
     for number, (url, target) in enumerate(files, 1):
         title = target.name if len(files) == 1 else f"{target.name} ({number} of {len(files)})"

@@ -167,6 +167,16 @@ def test_the_shell_completes_commands_flags_and_models(url):
     assert completed("edgellm run -m gemma3-1") == ["gemma3-1b"]
 
 
+def test_completion_and_known_names_load_nothing_heavy(pulled):
+    code = (
+        "import sys; from edgellm.cli._model import complete; from edgellm.hub import find; "
+        f"complete(''); find({pulled!r}); "
+        "print({'numpy', 'rich', 'huggingface_hub', 'urllib.request'} & set(sys.modules) or '')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "" and done.returncode == 0, done.stdout + done.stderr
+
+
 def test_show_completion(url):
     command = [sys.executable, "-m", "edgellm", "--show-completion", "bash"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

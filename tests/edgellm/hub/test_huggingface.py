@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgellm import hub
-from edgellm.hub import HubError, huggingface, records, shelf
+from edgellm.hub import HubError, huggingface, records, shelf, store
 from edgellm.hub.catalogue import Entry
 from edgellm.hub.sources import fetch_entry
 
@@ -85,6 +85,15 @@ def test_a_host_that_gives_other_bytes_is_found_out(hf, repo, other):
     with pytest.raises(HubError, match="another checksum"):
         hub.resolve(REPO)
     assert hub.find(REPO) is None
+
+
+def test_room_for_all_parts_is_looked_for_before_the_first(hf, repo, monkeypatch, tmp_path):
+    room = type("U", (), {"free": (16 << 20) + 300_000})()
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: room)
+    with pytest.raises(HubError, match="HF_HUB_CACHE"):
+        hub.resolve(f"{REPO}:BF16")
+    assert not list((tmp_path / "hf").rglob("*.partial"))
+    assert hub.resolve(f"{REPO}:Q8_0").is_file()
 
 
 def test_refusals(hf, repo):

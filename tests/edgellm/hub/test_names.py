@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgellm import hub
@@ -140,6 +140,7 @@ PIECES = st.sampled_from(["..", ".", "/", "\\", "a", "C:", "\0", "~", "con", "-"
 PATHS = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=8).map("".join))
 
 
+@settings(deadline=None)
 @given(PATHS)
 @example("../../etc/passwd")
 @example("a/../../b")
@@ -157,6 +158,7 @@ def test_nothing_leads_out_of_its_folder(relative):
     assert path.relative_to(root).as_posix() == relative
 
 
+@settings(deadline=None)
 @given(PATHS)
 def test_no_name_of_a_repository_leads_out(text):
     for form in (text, f"hf.co/{text}", f"https://huggingface.co/{text}", f"https://x.y/{text}"):
@@ -171,6 +173,7 @@ def test_no_name_of_a_repository_leads_out(text):
             assert store.safe_part(name.file)
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(max_size=80), st.from_regex(r"sha256[:-][0-9a-f]{62,66}", fullmatch=True)))
 @example("sha256:" + "../" * 21 + "a")
 @example("sha256:" + "a" * 64 + "\n")
@@ -179,6 +182,7 @@ def test_digests_are_64_hex_digits_or_none(text):
     assert digest is None or (len(digest) == 64 and set(digest) <= set("0123456789abcdef"))
 
 
+@settings(deadline=None)
 @given(st.lists(PATHS | PATHS.map(lambda text: f"{text}.gguf"), max_size=6), st.booleans())
 def test_any_list_of_files_is_chosen_from_or_refused(files, named):
     try:
