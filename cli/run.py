@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import _model
-from edgellm.cli._options import CtxSize, GpuLayers, Model, ModelFlag, Threads, threads_or_none
-from edgellm.cli._output import Status, say, write
+from edgellm.cli._options import CtxSize, GpuLayers, Model, ModelFlag, Threads
+from edgellm.cli._output import say, write
+from edgellm.cli._prompt_options import (
+    Reasoning,
+    ShowTimings,
+    System,
+    Template,
+    TemplateArguments,
+    speed,
+    template_variables,
+)
+from edgellm.cli._sampling import Sampling, with_sampling
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM
-
-
-def _limit(value: int) -> int:
-    if value == 0 or value < -1:
-        raise typer.BadParameter("must be at least 1, or -1 for no limit")
-    return value
 
 
 def _format(value: str) -> str:
@@ -26,6 +30,7 @@ def _format(value: str) -> str:
     return value
 
 
+@with_sampling
 def command(
     model_argument: Model = None,
     prompt_argument: Annotated[
@@ -39,10 +44,7 @@ def command(
         str | None,
         typer.Option("-f", "--file", help="Read the prompt from a file; -: stdin."),
     ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option("-sys", "--system", envvar="EDGELLM_SYSTEM", help="System message."),
-    ] = None,
+    system: System = None,
     raw: Annotated[
         bool,
         typer.Option(
@@ -57,59 +59,25 @@ def command(
             "-o", "--output", envvar="EDGELLM_OUTPUT", callback=_format, help="text or json."
         ),
     ] = "text",
-    predict: Annotated[
-        int,
-        typer.Option(
-            "-n",
-            "--predict",
-            "--n-predict",
-            envvar="EDGELLM_N_PREDICT",
-            callback=_limit,
-            help="Most tokens to generate; -1: until the model stops or the context is full.",
-        ),
-    ] = -1,
+    chat_template: Template = None,
+    template_arguments: TemplateArguments = None,
+    reasoning: Reasoning = "auto",
     ctx_size: CtxSize = 0,
     threads: Threads = -1,
-    seed: Annotated[
-        int,
-        typer.Option("-s", "--seed", envvar="EDGELLM_SEED", min=-1, help="-1: random."),
-    ] = -1,
-    temp: Annotated[
-        float,
-        typer.Option(
-            "--temp", "--temperature", envvar="EDGELLM_TEMP", min=0, help="0: most likely token."
-        ),
-    ] = 0.8,
-    top_k: Annotated[
-        int, typer.Option("--top-k", envvar="EDGELLM_TOP_K", min=0, help="0: off.")
-    ] = 40,
-    top_p: Annotated[
-        float, typer.Option("--top-p", envvar="EDGELLM_TOP_P", min=0, max=1, help="1: off.")
-    ] = 0.95,
-    min_p: Annotated[
-        float, typer.Option("--min-p", envvar="EDGELLM_MIN_P", min=0, max=1, help="0: off.")
-    ] = 0.05,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", help="Stop before this text; may be given several times."),
-    ] = None,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-eos", envvar="EDGELLM_IGNORE_EOS", help="Go on when the model wants to stop."
-        ),
-    ] = False,
     gpu_layers: GpuLayers = "auto",
-    show_timings: Annotated[
-        bool,
-        typer.Option(
-            "--show-timings/--no-show-timings",
-            envvar="EDGELLM_SHOW_TIMINGS",
-            help="Speed, on stderr, in text output.",
-        ),
-    ] = True,
+    show_timings: ShowTimings = True,
+    *,
+    sampling: Sampling,
 ) -> None:
-    """Answer one prompt: the text to stdout, everything else to stderr."""
+    """Answer one prompt: the text to stdout, everything else to stderr.
+
+    \b
+    Examples:
+      edgellm run "Name three colours."
+      edgellm run model.gguf -f question.txt --temp 0
+      git diff | edgellm run model.gguf -sys "Summarise this change in one line."
+      edgellm run model.gguf -p "2+2=" --raw -n 8 --output json
+    """
     if model is not None and model_argument is not None and prompt_argument is None:
         model_argument, prompt_argument = None, model_argument  # run -m MODEL PROMPT
     name = _model.pick(model_argument, model)
@@ -118,29 +86,13 @@ def command(
     text = _prompt(prompt_argument, prompt, file)
     path = _model.locate(name)
 
-    from edgellm.llm import LLM
-    from edgellm.sampling import SamplingParams
+    from edgellm.cli._engine import load
 
-    params = SamplingParams(
-        max_tokens=None if predict == -1 else predict,
-        temperature=temp,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
-    status = Status()
-    n_threads = threads_or_none(threads)
-    try:
-        llm = LLM(
-            path, n_ctx=ctx_size or None, n_threads=n_threads, max_num_seqs=1, progress=status
-        )
-    finally:
-        status.clear()
+    params = sampling.params()
+    llm = load(path, ctx_size, threads, chat_template)
     with llm:
-        tokens = _tokens(llm, text, system, raw)
+        variables = template_variables(template_arguments, reasoning)
+        tokens = _tokens(llm, text, system, raw, chat_template, variables)
         if output == "json":
             _print_json(llm, str(path), tokens, params)
         else:
@@ -168,13 +120,13 @@ def _prompt(argument: str | None, flag: str | None, file: str | None) -> str:
             "none is given: use -p TEXT or -f FILE, or pipe the text in", param_hint="PROMPT"
         )
     else:
-        text, origin = _read(file)
+        text, origin = read_text(file)
     if not text:
         raise typer.BadParameter(f"{origin} is empty", param_hint="PROMPT")
     return text
 
 
-def _read(file: str | None) -> tuple[str, str]:
+def read_text(file: str | None) -> tuple[str, str]:
     """(text without the newline that ends it, where it came from)"""
     origin = "stdin" if file in (None, "-") else str(file)
     hint = "'-f' / '--file'"
@@ -194,23 +146,30 @@ def _read(file: str | None) -> tuple[str, str]:
     return text.removesuffix("\n").removesuffix("\r"), origin
 
 
-def _tokens(llm: "LLM", text: str, system: str | None, raw: bool) -> list[int]:
+def _tokens(
+    llm: "LLM",
+    text: str,
+    system: str | None,
+    raw: bool,
+    chat_template: str | None,
+    variables: dict[str, Any],
+) -> list[int]:
     """The prompt as the model expects it."""
-    if raw or llm.chat_template is None:
+    if raw or (llm.chat_template is None and chat_template is None):
         if system is not None:
             raise _no_system_message("the model has no chat template")
         if not raw:
             say("The model has no chat template: it continues the prompt as it is.")
         return llm.tokenize(text, add_special=True)
 
-    from edgellm.chat import render, special_texts
+    from edgellm.chat_tokens import render_tokens
+    from edgellm.conversation import template_of
 
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    rendered = render(llm.chat_template, messages, *special_texts(llm.tokenizer))
-    # The template has written the special tokens, the first one included.
-    return llm.tokenize(rendered, add_special=False, parse_special=True)
+    template = template_of(llm, chat_template)
+    return render_tokens(llm.tokenizer, template, messages, variables=variables)
 
 
 def _print_text(llm: "LLM", tokens: list[int], params: Any, show_timings: bool) -> None:
@@ -221,7 +180,7 @@ def _print_text(llm: "LLM", tokens: list[int], params: Any, show_timings: bool) 
     finally:
         write("\n")
     if show_timings:
-        say(_speed(llm.timings))
+        say(speed(llm))
 
 
 def _print_json(llm: "LLM", path: str, tokens: list[int], params: Any) -> None:
@@ -245,11 +204,3 @@ def _print_json(llm: "LLM", path: str, tokens: list[int], params: Any) -> None:
 def _generated(pieces: list[Any]) -> Iterator[int]:
     """Token ids; a last piece that only carries text held back has none."""
     return (int(piece.token) for piece in pieces if piece.token is not None)
-
-
-def _speed(timings: dict[str, Any]) -> str:
-    prompt = f"prompt {timings['prompt_n']} tokens, {timings['prompt_per_second']:.1f} tokens/s"
-    answer = (
-        f"answer {timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s"
-    )
-    return f"{prompt}; {answer}"

@@ -3,6 +3,7 @@
 Importing this module is enough; it takes the engine's place in sys.modules.
 """
 
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 
 ANSWER = ("Red", ", gr", "een", " and \u001b[31mblue", ".")
 SEEN: dict[str, Any] = {}
+FIRST = 0x200000  # ids of generated tokens, beyond all characters
+TEXTS: dict[int, str] = {}
 
 
 @dataclass
@@ -20,11 +23,47 @@ class Piece:
     finish_reason: str | None = None
 
 
+class Tokenizer:
+    """A token a character; two control tokens, which the template writes."""
+
+    bos, eos, add_bos = 0, 1, False
+    control = ("<s>", "</s>")
+
+    def token_text(self, token):
+        return self.control[token] if token < 2 else chr(token)
+
+    def is_special(self, token):
+        return token < 2
+
+    def control_spans(self, text):
+        return [match.span() for match in re.finditer("</?s>", text)]
+
+    def encode(self, text, add_special=False, parse_special=False):
+        SEEN.update(prompt=text, add_special=add_special, parse_special=parse_special)
+        return [ord(character) for character in text]
+
+    def encode_markup(self, text, literal):
+        SEEN.update(prompt=text, literal=literal)
+        ids, done = [], 0
+        for start, end in self.control_spans(text):
+            if not any(a < end and start < b for a, b in literal):
+                ids += [*map(ord, text[done:start]), self.control.index(text[start:end])]
+                done = end
+        return ids + [*map(ord, text[done:])]
+
+    def stream(self):
+        return SimpleNamespace(push=lambda token: "" if token < 2 else TEXTS.get(token, chr(token)))
+
+
 class LLM:
     chat_template: str | None = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
     )
-    tokenizer = SimpleNamespace(bos=0, eos=None, token_text=lambda token: ["<s>", "</s>"][token])
+    tokenizer = Tokenizer()
+    n_ctx = 8192
+    notices: list[str] = []
+    metadata = {"general.name": "Fake 1B"}
+    context_full = False
     kernel_stats = {"compiled": 2, "loaded": 5, "seconds": 1.25}
     timings = {
         "prompt_n": 3,
@@ -46,6 +85,7 @@ class LLM:
             raise EdgeLLMError(f"{path} is cut short.")
         if progress:
             progress("compiling kernels 1/2")
+        self.path = str(path)
 
     def __enter__(self):
         return self
@@ -53,14 +93,26 @@ class LLM:
     def __exit__(self, *details):
         SEEN["closed"] = True
 
+    def close(self):
+        SEEN["closed"] = True
+
     def tokenize(self, text, add_special=True, parse_special=False):
-        SEEN.update(prompt=text, add_special=add_special, parse_special=parse_special)
-        return [1, 2, 3]
+        return self.tokenizer.encode(text, add_special, parse_special)
 
     def stream(self, prompt, params):
         SEEN.update(tokens=prompt, params=params)
-        for token, text in enumerate(ANSWER * self.repeat):
+        SEEN.setdefault("all", []).append(prompt)
+        return self.pieces(self.answer(prompt))
+
+    def answer(self, prompt):
+        """The texts of the tokens to come; a test may put its own here."""
+        return ANSWER * self.repeat
+
+    def pieces(self, texts):
+        for text in texts:
             time.sleep(self.pause)
+            token = FIRST + len(TEXTS)
+            TEXTS[token] = text
             yield Piece(text, token)
         yield Piece("", None, "stop")
 

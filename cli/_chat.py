@@ -1,0 +1,319 @@
+"""A chat on a terminal: reads messages, shows answers, obeys slash commands."""
+
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgellm import session
+from edgellm.cli import _slash
+from edgellm.cli._output import visible
+from edgellm.conversation import Conversation, template_of
+from edgellm.errors import EdgeLLMError
+from edgellm.hub import catalogue
+from edgellm.template_source import checksum
+
+if TYPE_CHECKING:
+    from edgellm.cli._input import Reader
+    from edgellm.cli._sampling import Sampling
+    from edgellm.cli._view import View
+    from edgellm.llm import LLM
+    from edgellm.thinking import Part
+
+Load = Callable[[str | None], tuple["LLM", Path]]
+
+
+@dataclass
+class Terminal:
+    """What a chat needs of it. ``style`` wraps a line in a colour: (text, name) -> text."""
+
+    reader: "Reader"
+    view: Callable[[bool], "View"]  # hide_thinking -> a view for one answer
+    style: Callable[[str, str], str]
+
+
+@dataclass
+class Settings:
+    """What the command line asks for. ``template`` and ``model`` as they were named."""
+
+    model: str | None
+    template: str | None
+    system: str | None
+    variables: dict[str, Any]
+    session: str | None
+    show_timings: bool
+    hide_thinking: bool
+
+
+class Chat:
+    """One chat: a conversation, its settings, and the terminal it happens on."""
+
+    def __init__(
+        self, settings: Settings, sampling: "Sampling", terminal: Terminal, load: Load
+    ) -> None:
+        self.sampling, self.reader = sampling, terminal.reader
+        self._terminal, self._load = terminal, load
+        self._template, self._name = settings.template, settings.model
+        self.show_timings, self.hide_thinking = settings.show_timings, settings.hide_thinking
+        self.session = settings.session
+        self.attached: list[tuple[str, str]] = []  # files for the next message: name, text
+        self.draft = ""  # what the next input line begins with
+        if self.session:
+            session.check_name(self.session)
+        self.llm, self.path = load(settings.model)
+        try:
+            template = template_of(self.llm, self._template)
+            self.conversation = Conversation(
+                self.llm, template, settings.system, settings.variables
+            )
+        except BaseException:
+            self.llm.close()
+            raise
+
+    # ---- the loop ----------------------------------------------------------------------------
+
+    def run(self, first: str | None = None, once: bool = False) -> None:
+        """Talk until the person leaves. ``first``: a message that is already there."""
+        self.say(f"{self.title()}; /? for help")
+        if self.session and session.load(self.session):
+            self._try(lambda: self.resume(str(self.session)))
+        try:
+            if first:
+                self._try(lambda: self.send(first))
+            while not once:
+                self._turn()
+        except (EOFError, _slash.Leave):
+            print()
+
+    def _turn(self) -> None:
+        draft, self.draft = self.draft, ""
+        try:
+            text = self.reader.read(draft)
+        except KeyboardInterrupt:
+            self.say("Ctrl-D or /bye leaves.")
+            return
+        if text.strip():
+            self._try(lambda: self.obey(text))
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """What goes wrong is said, and the chat goes on."""
+        try:
+            action()
+        except KeyboardInterrupt:
+            self.say("Stopped.")
+        except EdgeLLMError as error:
+            self.complain(str(error))
+        except ValueError as error:
+            # layers below `edgellm` derive theirs from ValueError directly
+            if not type(error).__module__.startswith("edgellm."):
+                raise
+            self.complain(str(error))
+        except MemoryError:
+            self.complain("There is not enough memory; a smaller --ctx-size or model needs less.")
+
+    def obey(self, text: str) -> None:
+        """A command or a message."""
+        if text.startswith("/") and not text.startswith("//") and "\n" not in text.strip():
+            _slash.run(self, text.strip())
+        else:
+            self.send(text.removeprefix("/") if text.startswith("//") else text)
+
+    def send(self, text: str) -> None:
+        """Ask the model, with the files that wait to be sent."""
+        files = [f"{name}:\n```\n{content}\n```\n\n" for name, content in self.attached]
+        self.answer(self.conversation.ask("".join(files) + text, self.sampling.params()))
+        if self.conversation.last.is_kept:
+            self.attached.clear()
+
+    def answer(self, parts: "Iterator[Part]") -> None:
+        """Show an answer while it comes; Ctrl-C ends it and keeps what came."""
+        print()
+        view = self._terminal.view(self.hide_thinking)
+        stopped = False
+        with _stoppable() as stop:
+            try:
+                for part in parts:
+                    stop.waits = False
+                    view.show(part)
+                    if stop.asked:
+                        break
+            except KeyboardInterrupt:
+                stop.asked = True
+            finally:
+                stopped = stop.asked
+                parts.close()  # type: ignore[attr-defined]
+                view.end()
+        self.save()
+        last = self.conversation.last
+        if not last.is_kept:
+            self.say("Stopped before the first word; your message is taken back.")
+        elif last.context_full:
+            self.complain(
+                f"The context of {self.llm.n_ctx:,} tokens is full, so the answer is cut: /clear "
+                "starts a new conversation, a larger context (-c) holds more."
+            )
+        elif stopped:
+            self.say(f"Stopped after {len(last.tokens)} tokens.")
+        elif self.show_timings:
+            self.say(self._speed())
+        print()
+
+    # ---- models and sessions -----------------------------------------------------------------
+
+    def change_model(self, name: str) -> None:
+        """Go on with another model, or with the old one if the new cannot be had."""
+        from edgellm.hub import resolve
+
+        resolve(name)  # before the old one is closed: most mistakes are in the name
+        self.llm.close()
+        try:
+            llm, path = self._load(name)
+            template = template_of(llm, self._template)
+        except BaseException:
+            self.llm, self.path = self._load(str(self.path))
+            self.conversation.llm = self.llm
+            raise
+        old, self.llm, self.path = self.conversation, llm, path
+        self.conversation = Conversation(llm, template, old.system, old.variables)
+        self.conversation.restore(old.state(), same_model=False)
+        self.say(f"{self.title()}; the conversation goes on.")
+
+    def save(self, name: str | None = None) -> None:
+        """Write the session, if there is one."""
+        if target := name or self.session:
+            state = {"model": self.model_id(), "sampling": self.sampling.as_dict()}
+            session.save(target, state | self.conversation.state())
+
+    def resume(self, name: str) -> None:
+        """Take up a saved conversation."""
+        state = session.load(name)
+        if state is None:
+            raise EdgeLLMError(f"There is no session {name!r}.")
+        system = self.conversation.system
+        self.conversation.restore(state, state.get("model") == self.model_id())
+        if self.conversation.system is None:
+            self.conversation.system = system
+        messages = self.conversation.messages
+        self.say(f"Session {name}: {len(messages)} messages.")
+        for message in messages[-2:]:
+            sign = ">" if message["role"] == "user" else " "
+            text = " ".join(message["content"].split())
+            self.say(f"{sign} {text[:200]}{'...' if len(text) > 200 else ''}")
+
+    def model_id(self) -> dict[str, Any]:
+        """What must be the same for token ids to mean the same."""
+        source = self.conversation.template.source
+        return {"file": self.path.name, "bytes": self.path.stat().st_size,
+                "template": checksum(source)}  # fmt: skip
+
+    # ---- what is told ------------------------------------------------------------------------
+
+    def title(self) -> str:
+        """The model and its context."""
+        titles = (entry.title for entry in catalogue()[1].values() if entry.file == self.path.name)
+        name = next(titles, None) or self.llm.metadata.get("general.name") or self.path.stem
+        return f"{name}, {self.llm.n_ctx:,} tokens of context"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """For /show info."""
+        metadata = self.llm.metadata
+        keys = ("general.architecture", "general.size_label", "general.license")
+        rows = [("model", self.title()), ("file", str(self.path))]
+        rows += [(key.rpartition(".")[2], str(metadata[key])) for key in keys if key in metadata]
+        return [*rows, ("session", self.session or "none"), *self.statistics()]
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """For /stats."""
+        used, room = self.conversation.n_tokens, self.llm.n_ctx
+        rows = [
+            ("messages", str(len(self.conversation.messages))),
+            ("context", f"{used:,} of {room:,} tokens ({100 * used / room:.0f} %)"),
+        ]
+        if (timings := self.conversation.last.timings) and self.conversation.last.is_kept:
+            names = {"prompt": "prompt", "predicted": "answer"}
+            for key, name in names.items():
+                count, rate = timings[f"{key}_n"], timings[f"{key}_per_second"]
+                took = timings[f"{key}_ms"] / 1e3
+                rows.append((name, f"{count:,} tokens in {took:.2f} s, {rate:.1f} tokens/s"))
+        return rows
+
+    def _speed(self) -> str:
+        timings, width = self.conversation.last.timings, shutil.get_terminal_size().columns
+        if not timings:
+            return ""
+        used = timings["cache_n"] + timings["prompt_n"] + timings["predicted_n"]
+        parts = [
+            f"{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s",
+            f"prompt {timings['prompt_n']}, {timings['prompt_per_second']:.1f} tokens/s",
+            f"context {used:,} of {self.llm.n_ctx:,}",
+        ]
+        while len(parts) > 1 and len(" | ".join(parts)) >= width:
+            parts.pop()
+        return " | ".join(parts)
+
+    def say(self, text: str) -> None:
+        """Something that is not the model's."""
+        print(self._terminal.style(visible(text), "dim"), flush=True)
+
+    def complain(self, text: str) -> None:
+        """Something that went wrong."""
+        print(self._terminal.style(visible(" ".join(text.split())), "red"), flush=True)
+
+    def table(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Names and what they mean, beside each other where there is room."""
+        rows, width = list(rows), shutil.get_terminal_size().columns - 1
+        left = max(len(name) for name, _ in rows) + 2
+        for name, text in rows:
+            if width - left < 24:
+                lines = [name, *textwrap.wrap(text, max(10, width - 4), initial_indent="    ",
+                                              subsequent_indent="    ")]  # fmt: skip
+            else:
+                wrapped = textwrap.wrap(text, width - left) or [""]
+                lines = [f"{name:{left}}{wrapped[0]}"]
+                lines += [" " * left + line for line in wrapped[1:]]
+            self.say("\n".join(lines))
+
+
+class _Stop:
+    """``waits``: nothing of the answer has come yet."""
+
+    def __init__(self) -> None:
+        self.asked, self.waits = False, True
+
+
+@contextmanager
+def _stoppable() -> Iterator[_Stop]:
+    """Ctrl-C sets a flag instead of tearing through the engine; the second one, or one while the
+    prompt is still read, interrupts at once."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def heard(number: int, frame: Any) -> None:
+        if stop.asked or stop.waits:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    before = signal.signal(signal.SIGINT, heard)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def is_plain(simple: bool) -> bool:
+    """Whether the terminal is to be treated as one that can only print."""
+    return (
+        simple
+        or os.environ.get("TERM", "") in ("dumb", "unknown")
+        or not sys.stdout.isatty()
+        or not sys.stdin.isatty()
+    )

@@ -1,0 +1,33 @@
+"""Loading a model for a command."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgellm.cli._options import threads_or_none
+from edgellm.cli._output import Status, say, visible
+from edgellm.cli._prompt_options import prestart_helper
+
+if TYPE_CHECKING:
+    from edgellm.llm import LLM
+
+
+def load(path: Path, ctx_size: int, threads: int, template: str | None = None) -> "LLM":
+    """The model, with progress and notices on stderr."""
+    prestart_helper(path, template)
+
+    from edgellm.llm import LLM
+
+    status = Status()
+    try:
+        llm = LLM(
+            path,
+            n_ctx=ctx_size or None,
+            n_threads=threads_or_none(threads),
+            max_num_seqs=1,
+            progress=status,
+        )
+    finally:
+        status.clear()
+    for notice in llm.notices:
+        say(visible(notice))
+    return llm

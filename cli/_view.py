@@ -1,0 +1,181 @@
+"""How an answer is shown while it comes: Markdown on a terminal, plain text everywhere else."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edgellm.cli._output import say, visible, write
+from edgellm.cli._region import Region
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from edgellm.thinking import Part
+
+FRAME = 0.05  # seconds between two drawings at most; a quarter of the time may go into drawing
+THINKING = "thinking"
+
+
+class View(Protocol):
+    """Takes the parts of one answer."""
+
+    def show(self, part: "Part") -> None: ...
+
+    def end(self) -> None:
+        """No more will come."""
+
+
+class PipeView:
+    """The answer to stdout, thinking to stderr."""
+
+    def __init__(self, hide_thinking: bool) -> None:
+        self._hide = hide_thinking
+        self._thinking = False
+
+    def show(self, part: "Part") -> None:
+        if part.kind != THINKING:
+            self._end_thought()
+            write(part.text)
+        elif not self._hide:
+            self._thinking = True
+            sys.stderr.write(visible(part.text) if sys.stderr.isatty() else part.text)
+            sys.stderr.flush()
+
+    def _end_thought(self) -> None:
+        if self._thinking:
+            self._thinking = False
+            say("")
+
+    def end(self) -> None:
+        self._end_thought()
+        write("\n")
+
+
+class PlainView:
+    """For terminals that can do nothing but print, and for those who want it so."""
+
+    def __init__(self, hide_thinking: bool) -> None:
+        self._hide = hide_thinking
+        self._kind = ""
+
+    def show(self, part: "Part") -> None:
+        text = part.text
+        if part.kind != self._kind:
+            if part.kind == THINKING:
+                write("[thinking]\n" if not self._hide else "[thinking ...]")
+            elif self._kind:
+                write("\n[answer]\n")
+            self._kind = part.kind
+            text = text.lstrip("\n")
+        if part.kind != THINKING or not self._hide:
+            write(text)
+
+    def end(self) -> None:
+        write("\n")
+
+
+class RichView:
+    """Markdown, block by block: finished blocks are printed for good, only the last one, which
+    still grows, is drawn again."""
+
+    def __init__(self, console: "Console", hide_thinking: bool) -> None:
+        self._console, self._hide = console, hide_thinking
+        self._region = Region(self._write, console.height)
+        self._kind = ""
+        self._pending = ""  # text of the block that still grows
+        self._printed = False  # something of this kind stands above
+        self._due = 0.0  # when to draw next
+        self._began, self._n_pieces = time.monotonic(), 0
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()
+
+    def show(self, part: "Part") -> None:
+        if part.kind != self._kind:
+            self._finish()
+            self._kind = part.kind
+            self._began = time.monotonic()
+        self._n_pieces += 1
+        self._pending += visible(part.text)
+        if not self._printed:
+            self._pending = self._pending.lstrip("\n")
+        if time.monotonic() >= self._due:
+            self._draw()
+
+    def end(self) -> None:
+        self._finish()
+
+    def _draw(self) -> None:
+        start = time.monotonic()
+        if self._kind == THINKING and self._hide:
+            self._region.draw(self._lines(self._dim(f"Thinking... {self._n_pieces} tokens")))
+        else:
+            finished, growing = self._cut()
+            if finished.strip():
+                self._region.draw(self._block(finished))
+                self._region.commit()
+                self._printed = True
+            if finished:
+                self._pending = growing
+            if self._pending.strip():
+                self._region.draw(self._block(self._pending))
+        took = time.monotonic() - start
+        self._due = time.monotonic() + max(FRAME, 3 * took)
+
+    def _finish(self) -> None:
+        """The last block of this kind."""
+        if self._kind == THINKING and self._hide:
+            seconds = time.monotonic() - self._began
+            self._region.draw(self._lines(self._dim(f"Thought for {seconds:.1f} s.")))
+            self._region.commit()
+            self._write("\n")
+        elif self._kind:
+            if self._pending.strip():
+                self._region.draw(self._block(self._pending))
+                self._printed = True
+            self._region.commit()
+            if self._kind == THINKING and self._printed:
+                self._write("\n")
+        self._pending, self._printed, self._n_pieces = "", False, 0
+
+    def _cut(self) -> tuple[str, str]:
+        """(finished blocks, the rest)."""
+        whole, newline, rest = self._pending.rpartition("\n")
+        if not newline:
+            return "", self._pending
+        if self._kind == THINKING:
+            return whole + newline, rest
+        lines = (whole + newline).splitlines(keepends=True)
+        start = last_block(whole + newline)
+        return "".join(lines[:start]), "".join(lines[start:]) + rest
+
+    def _block(self, text: str) -> list[str]:
+        if self._kind == THINKING:
+            return self._lines(self._dim(text.rstrip("\n")), indent="  ")
+        from edgellm.cli._markdown import markdown
+
+        space = [""] if self._printed else []
+        return space + self._lines(markdown(text))
+
+    def _dim(self, text: str) -> Any:
+        from rich.text import Text
+
+        return Text(text, style="dim italic")
+
+    def _lines(self, renderable: "RenderableType", indent: str = "") -> list[str]:
+        """Lines with their colours, one column narrower than the terminal."""
+        width = max(8, self._console.width - 1 - len(indent))
+        with self._console.capture() as captured:
+            self._console.print(renderable, width=width)
+        return [indent + line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
+
+
+def last_block(text: str) -> int:
+    """The line at which the last top-level block of a Markdown text begins."""
+    from edgellm.cli._markdown import parser
+
+    starts = [
+        token.map[0] for token in parser().parse(text) if token.level == 0 and token.map is not None
+    ]
+    return max(starts, default=0)
