@@ -225,7 +225,7 @@ def _fetch_blob(
         # Who sets HF_ENDPOINT to plain http has decided so; huggingface_hub obeys it as well.
         http_origin=names.origin(hub.constants.ENDPOINT),
     )
-    remote.fetch(wanted, folder / "blobs" / sha256, report)
+    remote.fetch(wanted, folder / "blobs" / sha256, report, cache() / ".locks" / "edgellm")
 
 
 @contextmanager

@@ -41,12 +41,18 @@ class Policy:
 POLICY = Policy()
 
 
-def fetch(wanted: Wanted, target: Path, report: Report = lambda done, total: None) -> None:
+def fetch(
+    wanted: Wanted,
+    target: Path,
+    report: Report = lambda done, total: None,
+    locks: Path | None = None,
+) -> None:
     """Make ``target`` the file that is wanted. HubError in one sentence if it cannot be had.
 
-    With neither a checksum nor an ETag nothing is continued: a cut means starting again.
+    locks: the folder of lock files, where several caches of edgellm may share the target. With
+    neither a checksum nor an ETag nothing is continued: a cut means starting again.
     """
-    with store.storing(wanted.name, target.parent), store.locked(target):
+    with store.storing(wanted.name, target.parent), store.locked(target, locks):
         if target.is_file():  # another process may have been faster
             return
         _Download(wanted, target, report).run()
@@ -80,6 +86,7 @@ class _Download:
     def run(self) -> None:
         self._take_up()
         failures, restarts = 0, 0
+        farthest = self.done  # progress is what goes beyond; so every server comes to an end
         while True:
             before = self.done
             try:
@@ -103,7 +110,9 @@ class _Download:
                         "later."
                     ) from None
             except Interrupted as error:
-                failures = 0 if self.done - before >= WORTH else failures + 1
+                failures += 1
+                if self.done - farthest >= WORTH:
+                    failures, farthest = 0, self.done
                 if failures >= POLICY.tries:
                     raise NetworkError(
                         f"{self.wanted.name} could not be fetched: {str(error).rstrip('.')}, "
@@ -159,6 +168,8 @@ class _Download:
         """One request, read to its end. Interrupted if it is cut."""
         if self.done and self.done == self.total:
             return  # killed between the last byte and the rename
+        if self.done and not self.validator and self.wanted.sha256 is None:
+            self._discard()  # nothing would tell if the file had changed meanwhile
         piece = ask(self.wanted, self.done, self.validator, POLICY.timeout)
         with piece.body:
             if piece.start != self.done:  # a whole file where a part was asked for
@@ -175,11 +186,11 @@ class _Download:
 
     def _remember(self, piece: Piece) -> None:
         """Note what the bytes are of, before the first is written. With a checksum it decides."""
-        self.total = piece.total
+        total, self.total = self.total, piece.total
         if self.wanted.sha256 is not None:
             return
         if self.done:
-            if piece.validator not in (None, self.validator):
+            if piece.validator not in (None, self.validator) or piece.total != total:
                 raise Useless  # the server did not heed If-Range
             return
         self.validator = piece.validator

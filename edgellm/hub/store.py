@@ -134,15 +134,15 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(target: Path) -> Iterator[None]:
+def locked(target: Path, folder: Path | None = None) -> Iterator[None]:
     """Hold the lock of ``target`` between processes; waits for whoever has it.
 
     The lock file stays: removing it would let a third process lock a name that a second one waits
     for. The system drops the lock of a process that dies.
     """
-    folder = cache_dir() / "locks"
+    folder = folder or cache_dir() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"{short_hash(os.path.abspath(target))}.lock", "ab") as handle:
+    with open(folder / f"{short_hash(os.path.realpath(target))}.lock", "ab") as handle:
         if sys.platform == "win32":
             import msvcrt
 

@@ -118,6 +118,16 @@ def test_without_etag_and_checksum_a_cut_means_starting_again(server, data, targ
     assert target.read_bytes() == data and ranges(server)[-1] is None
 
 
+@pytest.mark.parametrize("etags", [True, False])
+def test_a_server_that_always_cuts_comes_to_an_end(server, data, target, etags):
+    server.etags = etags
+    cuts = [0, 10_000] if etags else [100_000, 70_000, 120_000]
+    server.fault(PATH, *[Fault("cut", cuts[n % len(cuts)]) for n in range(90)])
+    with pytest.raises(transport.NetworkError, match="in a row"):
+        get(server, target)
+    assert len(server.log) < 60
+
+
 def test_a_wrong_partial_file_is_found_by_the_checksum(server, data, target):
     target.parent.mkdir(parents=True)
     target.with_name("m.gguf.partial").write_bytes(blob(1000))
