@@ -108,7 +108,7 @@ class LLM:
         self.path = str(gguf.path)
         self.config, graph = build_graph(gguf)
         self.n_vocab = graph.output.dim
-        self._tokenizer = _in_background(lambda: Tokenizer.from_gguf(gguf))
+        self._tokenizer = _in_background(lambda: _tokenizer(gguf))
         kv_bytes = 4 if kv_type == "f32" else 2
         self.n_threads = n_threads or default_threads()
         self.n_ctx, n_blocks = self._fit_context(n_ctx, max_num_seqs, kv_bytes)
@@ -216,7 +216,7 @@ class LLM:
     ) -> list[Completion]: ...
     def generate(self, prompts: Any, params: SamplingParams | None = None) -> Any:
         """Complete a prompt (text or token ids), or a list of them together in order."""
-        one = isinstance(prompts, str) or _is_tokens(prompts)
+        one = isinstance(prompts, str) or (len(prompts) > 0 and _is_tokens(prompts))
         sequences: list[Sequence] = []
         params = params or SamplingParams()
         try:
@@ -435,6 +435,13 @@ def _completion(sequence: Sequence) -> Completion:
         "".join(p.text for p in pieces), sequence.output, sequence.finish_reason or "error",
         sequence.timings(), logprobs, sequence.context_full,
     )  # fmt: skip
+
+
+def _tokenizer(gguf: GGUF) -> Tokenizer:
+    tokenizer = Tokenizer.from_gguf(gguf)
+    if tokenizer.has_text:
+        tokenizer.encode("")  # builds what is built on first use
+    return tokenizer
 
 
 def _loading(say: Callable[[str], None]) -> Callable[[int, int], None]:

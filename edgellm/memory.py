@@ -59,9 +59,8 @@ def available_bytes() -> int:
 
     free = int(psutil.virtual_memory().available)
     try:
-        limit, used = (
-            int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
-        )
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
         return min(free, limit - used)
     except (OSError, ValueError):  # no cgroup, or "max"
         return free

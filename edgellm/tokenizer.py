@@ -32,7 +32,8 @@ BYTE_OF_LETTER = _byte_letters()
 
 class Tokenizer:
     """Safe to use from many threads. Without a tokenizer in the file (`tokenizer.ggml.model` is
-    "none") everything that concerns text raises TokenizerError, and n_vocab comes from the model.
+    "none", `has_text` False) everything that concerns text raises TokenizerError, but for streams,
+    which are silent, and n_vocab comes from the model.
     """
 
     def __init__(self, vocabulary: Vocabulary, gguf: GGUF) -> None:
@@ -101,9 +102,13 @@ class Tokenizer:
             return known
         return self._piece(token, special)
 
+    @property
+    def has_text(self) -> bool:
+        """Whether the file has a tokenizer."""
+        return self._vocabulary.algorithm != "none"
+
     def stream(self, special: bool = False) -> "StreamDecoder":
         """A decoder for tokens that arrive one by one."""
-        self._need_text()
         return StreamDecoder(self, special)
 
     def token_text(self, token: int) -> str:
@@ -154,7 +159,7 @@ class Tokenizer:
             raise IndexError(f"token {token} is not in the vocabulary of {self.n_vocab}")
 
     def _need_text(self) -> None:
-        if self._vocabulary.algorithm == "none":
+        if not self.has_text:
             raise TokenizerError(
                 f"{self._vocabulary.path} has no tokenizer; give and take token ids"
             )
@@ -170,6 +175,8 @@ class StreamDecoder:
 
     def push(self, token: int) -> str:
         """The text that this token completes, possibly none."""
+        if not self._tokenizer.has_text:
+            return ""
         return self._decoder.decode(self._tokenizer.piece(token, self._special))
 
     def flush(self) -> str:

@@ -52,7 +52,8 @@ def _embed(op: Op, inputs: list[Array], step: Step) -> Array:
 
 
 def _select(op: Op, inputs: list[Array], step: Step) -> Array:
-    return inputs[0][step.out_rows]
+    rows: Array = inputs[0][step.out_rows]
+    return rows
 
 
 def _rms_norm(op: Op, inputs: list[Array], step: Step) -> Array:
@@ -108,18 +109,21 @@ def _add(op: Op, inputs: list[Array], step: Step) -> Array:
 
 
 def _scale(op: Op, inputs: list[Array], step: Step) -> Array:
-    return inputs[0] * np.float32(op.attrs["factor"])
+    scaled: Array = inputs[0] * np.float32(op.attrs["factor"])
+    return scaled
 
 
 def _swiglu(op: Op, inputs: list[Array], step: Step) -> Array:
     gate, up = inputs
-    return gate / (1 + np.exp(-gate)) * up
+    product: Array = gate / (1 + np.exp(-gate)) * up
+    return product
 
 
 def _geglu(op: Op, inputs: list[Array], step: Step) -> Array:
     gate, up = inputs
     inner = np.float32(0.7978845608028654) * gate * (1 + np.float32(0.044715) * gate * gate)
-    return np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
+    product: Array = np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
+    return product
 
 
 def _moe_route(op: Op, inputs: list[Array], step: Step) -> Array:

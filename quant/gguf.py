@@ -267,9 +267,9 @@ class GGUF:
     @overload
     def integers(self, key: str, default: D) -> NDArray[np.int64] | D: ...
     def integers(self, key: str, default: Any = ...) -> Any:
-        """An array of whole numbers, int64. A single number counts as an array of one: per-layer
-        values are written either way."""
-        return self._numeric(key, default, "iu", np.int64, "an array of integers")
+        """An array of whole numbers or flags, int64. A single number counts as an array of one:
+        per-layer values are written either way."""
+        return self._numeric(key, default, "iub", np.int64, "an array of integers")
 
     @overload
     def numbers(self, key: str) -> NDArray[np.float64]: ...

@@ -101,4 +101,5 @@ def _attention(
 def _pool(group: AttentionGroup, pool: NDArray[np.uint8]) -> NDArray[Any]:
     shape = group.shape
     dtype: Any = np.float16 if shape.kv_bytes == 2 else np.float32
-    return pool.view(dtype).reshape(-1, shape.n_kv_heads, shape.head_dim, BLOCK)
+    blocks: NDArray[Any] = pool.view(dtype)
+    return blocks.reshape(-1, shape.n_kv_heads, shape.head_dim, BLOCK)

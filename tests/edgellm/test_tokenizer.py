@@ -357,7 +357,6 @@ def test_no_tokenizer(make: Make) -> None:
     for use in (
         lambda: none.encode("a"),
         lambda: none.decode([1]),
-        lambda: none.stream(),
         lambda: none.token_text(0),
     ):
         with pytest.raises(TokenizerError, match="v.gguf has no tokenizer; give and take token"):

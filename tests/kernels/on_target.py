@@ -1,0 +1,288 @@
+"""Tests of the CPU kernels for the target of this process; test_targets runs them for each."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import tiny
+from numpy.typing import NDArray
+
+from edgellm.kernels import reference
+from edgellm.kernels.cpu import activations, linear, targets
+from edgellm.kernels.cpu.decode import decode_block
+from edgellm.kernels.cpu.memory import allocate
+from edgellm.kernels.cpu.store import EmitKernel, KernelStore
+from edgellm.kernels.cpu.vector import Emitter, Value
+from edgellm.kernels.cpu.weights import PackedWeights, linear_kernel
+from edgellm.kernels.graph import Weight
+from edgellm.models import build_graph
+from edgellm.quant import TYPES, by_name
+from edgellm.quant.gguf import GGUF
+
+TARGET = targets.current()
+STORE = KernelStore()
+KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
+
+
+def run(name: str, emit: EmitKernel, args: list[int], lo: int, hi: int) -> None:
+    block = np.array(args, np.int64)
+    KERNEL(STORE.get(name, emit))(block.ctypes.data, lo, hi, 0)
+
+
+def nmse(x: NDArray[np.float32], y: NDArray[np.float32]) -> float:
+    difference = x.astype(np.float64) - y
+    return float((difference**2).sum() / (y.astype(np.float64) ** 2).sum())
+
+
+def map_floats(name: str, function: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """An emitter's function over an array, by one compiled kernel."""
+    out = np.empty_like(x)
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        source, target = e.arguments(args, 2)
+        with e.loop(hi, lo, step=e.lanes) as i:
+            e.store(getattr(e, function)(e.f32(source + i * 4)), target + i * 4)
+
+    assert len(x) % 16 == 0
+    run(f"test_{name}", emit, [x.ctypes.data, out.ctypes.data], 0, len(x))
+    return out
+
+
+# ---- primitives ---------------------------------------------------------------------------------
+
+
+def test_every_half_widens_as_numpy_does() -> None:
+    halves = np.arange(65536, dtype=np.uint16)
+    out = np.empty(65536, np.float32)
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        source, target = e.arguments(args, 2)
+        with e.loop(hi, lo, step=e.lanes) as i:
+            e.store(e.load_f16(source + i * 2, e.lanes), target + i * 4)
+
+    run("test_load_f16", emit, [halves.ctypes.data, out.ctypes.data], 0, 65536)
+    expected = halves.view(np.float16).astype(np.float32)
+    assert np.array_equal(np.isnan(out), np.isnan(expected))
+    numbers = ~np.isnan(expected)
+    assert np.array_equal(out[numbers].view(np.uint32), expected[numbers].view(np.uint32))
+
+
+def test_floats_narrow_to_half_as_numpy_does() -> None:
+    rng = np.random.default_rng(0)
+    exact = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+    exact = exact[np.isfinite(exact)]
+    ties = (exact[:-1] + exact[1:]) / 2  # halfway between neighbours: to even
+    near = np.concatenate(
+        [np.nextafter(ties, np.float32(9e9)), np.nextafter(ties, -np.float32(9e9))]
+    )
+    edge = np.array(
+        [65504, 65519.99, 65520, 65536, 1e9, -1e9, np.inf, -np.inf, 1e-8, 0], np.float32
+    )
+    x = np.concatenate([exact, ties, near, edge, rng.standard_normal(4096).astype(np.float32)])
+    x = np.ascontiguousarray(np.resize(x, len(x) // 16 * 16 + 16))
+    out = np.empty(len(x), np.uint16)
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        source, target = e.arguments(args, 2)
+        with e.loop(hi, lo, step=e.lanes) as i:
+            e.store(e.to_f16(e.f32(source + i * 4)), target + i * 2)
+
+    run("test_to_f16", emit, [x.ctypes.data, out.ctypes.data], 0, len(x))
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16).view(np.uint16)
+    assert np.array_equal(out, expected)
+
+
+def test_exp_is_accurate_and_exact_where_attention_needs_it() -> None:
+    x = np.linspace(-86.9, 87, 65536).astype(np.float32)
+    out = map_floats("exp", "exp", x)
+    assert np.max(np.abs(out / np.exp(x.astype(np.float64)) - 1)) < 3e-7
+    special = np.resize(np.array([0, -0.0, -88, -1e30, -np.inf], np.float32), 16)
+    values = map_floats("exp", "exp", np.ascontiguousarray(special))
+    assert list(values[:5]) == [1, 1, 0, 0, 0]
+
+
+def test_tanh_and_rint() -> None:
+    x = np.linspace(-12, 12, 4096).astype(np.float32)
+    assert np.max(np.abs(map_floats("tanh", "tanh", x) - np.tanh(x))) < 3e-7
+    y = np.resize(np.array([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -126.5, 3.2], np.float32), 16)
+    assert np.array_equal(map_floats("rint", "rint", np.ascontiguousarray(y)), np.rint(y))
+
+
+def test_reductions_use_every_lane() -> None:
+    x = np.random.default_rng(1).standard_normal(16).astype(np.float32)
+    out = map_floats("sum", "sum", x)
+    for start in range(0, 16, TARGET.lanes):
+        part = slice(start, start + TARGET.lanes)
+        assert np.allclose(out[part], x[part].sum(), rtol=1e-6)
+        assert len(set(out[part])) == 1
+    assert np.array_equal(map_floats("max", "max", x)[: TARGET.lanes],
+                          np.full(TARGET.lanes, x[: TARGET.lanes].max()))  # fmt: skip
+
+
+# ---- number formats -----------------------------------------------------------------------------
+
+
+def random_rows(name: str, n_rows: int, n: int, seed: int) -> NDArray[np.uint8]:
+    """Rows of blocks with random codes and scales of sane size."""
+    kind, rng = by_name(name), np.random.default_rng(seed)
+    if kind.block == 1:
+        values = rng.standard_normal((n_rows, n)).astype(np.float32)
+        return gguf.quants.quantize(values, gguf.GGMLQuantizationType(kind.id)).view(np.uint8)
+    blocks = rng.integers(0, 256, (n_rows, n // kind.block, kind.bytes), dtype=np.uint8)
+    scales = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+    with_minimum = {"q4_1": (0, 2), "q5_1": (0, 2)}
+    for at in scales.get(name, with_minimum.get(name, () if name == "mxfp4" else (0,))):
+        d = rng.uniform(-0.02, 0.02, blocks.shape[:2]).astype(np.float16)
+        blocks[:, :, at : at + 2] = d.view(np.uint8).reshape(*blocks.shape[:2], 2)
+    if name == "mxfp4":
+        blocks[:, :, 0] = rng.integers(115, 125, blocks.shape[:2])
+    return blocks.reshape(n_rows, -1)
+
+
+NAMES = [t.name for t in TYPES.values()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_traced_decode_equals_numpy_bit_for_bit(name: str) -> None:
+    kind = by_name(name)
+    rows = random_rows(name, 1, 32 * kind.block if kind.block > 1 else 64, 3)
+    n_blocks = rows.size // kind.bytes
+    out = np.empty((n_blocks, kind.block), np.float32)
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        source, target = e.arguments(args, 2)
+        with e.loop(hi, lo) as i:
+            at = 0
+            for chunk in decode_block(e, kind, source + i * kind.bytes):
+                e.store(chunk, target + i * (4 * kind.block) + 4 * at)
+                at += chunk.n
+
+    run(f"test_decode_{name}", emit, [rows.ctypes.data, out.ctypes.data], 0, n_blocks)
+    expected = kind.dequantize(rows.reshape(1, -1))
+    assert np.array_equal(out.reshape(-1).view(np.uint32), expected.reshape(-1).view(np.uint32))
+
+
+def quantized(x: NDArray[np.float32], block: int) -> NDArray[np.float32]:
+    """Activations as the kernels see them: int8 codes times a scale for each block."""
+    if block == 1:
+        return x
+    blocks = x.reshape(len(x), -1, block)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = np.where(largest > 0, np.rint(blocks * (np.float32(127) / largest)), 0)
+    return (codes * (largest * np.float32(1 / 127))).reshape(x.shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("n_rows", "n"), [(6, 256), (40, 768)])
+def test_linear_against_numpy_and_bitwise_in_every_width(name: str, n_rows: int, n: int) -> None:
+    kind, kernel = by_name(name), linear_kernel(by_name(name), TARGET)
+    rows = np.ascontiguousarray(random_rows(name, n_rows, n, n_rows))
+    weight = Weight("w", kind, (n, n_rows))
+
+    def read(w: Weight, start: int, out: NDArray[np.uint8]) -> None:
+        out[:] = rows.reshape(-1)[start : start + len(out)]
+
+    packed = PackedWeights([weight], read, STORE, TARGET, 2)
+    rng = np.random.default_rng(4)
+    x = (rng.standard_normal((75, n)) * rng.uniform(0, 3, (75, 1))).astype(np.float32)
+    x[7] = 0
+    form = kernel.activation
+    acts = x.view(np.uint8)
+    if form is not activations.PLAIN:
+        acts = np.zeros((75, form.row_bytes(n)), np.uint8)
+        args = [x.ctypes.data, x.strides[0], acts.ctypes.data, acts.strides[0], n // form.block]
+        run(f"quantize_{form.name}", activations.make_quantize(form), args, 0, 75)
+    n_blocks, n_groups = n // kernel.tile.block, kernel.n_groups(weight, TARGET.lanes)
+    scratch = allocate(kernel.tile.panel_bytes(n_blocks, TARGET.lanes) + 64)
+    bias = rng.standard_normal(n_groups * TARGET.lanes).astype(np.float32)
+    expected = quantized(x, form.block) @ kind.dequantize(rows).T + bias[:n_rows]
+    whole = None
+    for n_tokens in (75, 1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 40):
+        out = np.full((n_tokens, n_groups * TARGET.lanes), np.nan, np.float32)
+        count = np.array([n_tokens], np.int64)
+        args = [packed.address(weight), acts.ctypes.data, out.ctypes.data, n_blocks,
+                acts.strides[0], out.strides[0], bias.ctypes.data, n_groups, 2,
+                kernel.group_bytes(weight, TARGET.lanes), count.ctypes.data, scratch.ctypes.data,
+                len(scratch)]  # fmt: skip
+        run(kernel.name, linear.make_linear(kernel.tile), args, 0, -(-n_groups // 2))
+        whole = out if whole is None else whole
+        assert nmse(out[:, :n_rows], expected[:n_tokens]) < 1e-11
+        assert np.array_equal(out[:, :n_rows], whole[:n_tokens, :n_rows]), n_tokens
+
+
+def test_packed_weights_are_no_larger_than_the_files() -> None:
+    for name in NAMES:
+        kind = by_name(name)
+        weight = Weight("w", kind, (512, 64))
+        size = linear_kernel(kind, TARGET).matrix_bytes(weight, TARGET.lanes)
+        assert size == kind.row_bytes(512) * 64
+
+
+# ---- whole models -------------------------------------------------------------------------------
+
+
+def logits_and_reference(path: Path, tokens: NDArray[np.int64]):  # type: ignore[no-untyped-def]
+    from edgellm import LLM
+
+    with LLM(path, n_ctx=512, n_threads=2) as llm:
+        found = llm.logits(tokens.tolist())
+    with GGUF(path) as file:
+        _, graph = build_graph(file)
+
+        def load(weight: Weight) -> NDArray[np.float32]:
+            info = file.tensors[weight.name]
+            raw = np.empty(info.n_bytes, np.uint8)
+            file.read_into(info, 0, raw)
+            values = weight.type.dequantize(raw.reshape(-1, info.row_bytes))
+            return values.reshape(weight.shape[::-1])
+
+        return found, reference.run(graph, tokens, load)
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tiny_models_agree_with_the_reference(tiny_model, architecture: str, seed: int) -> None:  # type: ignore[no-untyped-def]
+    shape = {"n_heads": 2, "n_kv_heads": 1, "head_dim": 64, "n_embd": 256} if seed == 2 else {}
+    path = tiny_model(architecture, seed=seed, tied=seed == 2, **shape)
+    tokens = np.random.default_rng(seed).integers(0, 258, 150)
+    found, expected = logits_and_reference(path, tokens)
+    # a flipped choice of an expert moves the figure
+    assert nmse(found, expected) < (3e-3 if architecture.endswith("moe") else 1e-3)
+
+
+@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+def test_every_op_agrees_with_the_reference_on_its_own_inputs(  # type: ignore[no-untyped-def]
+    tiny_model, architecture: str, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    from edgellm import LLM, SamplingParams
+
+    monkeypatch.setenv("EDGELLM_TRACE", "ops")
+    with LLM(tiny_model(architecture), n_ctx=512, n_threads=2) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        llm.generate([list(range(1, 90)), [5], list(range(40, 50))], greedy)
+        llm.logits(list(range(250)) + list(range(90)))
+    assert "agree with the reference" in capfd.readouterr().err
+
+
+GOLDEN = ("llama-dense", "llama-moe", "qwen2-dense", "gemma3-dense")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_logits(name: str, vectors: Path) -> None:
+    folder = vectors / "golden/arch"
+    expected = np.load(folder / f"{name}.npz")
+    found, exact = logits_and_reference(
+        folder / f"{name}.gguf", expected["tokens"].astype(np.int64)
+    )
+    assert nmse(exact, expected["logits"]) <= 1e-8
+    table = dict(
+        line.split("\t")[:2] for line in (folder / "reference.tsv").read_text().splitlines()
+    )
+    bar = float(table[name]) * (3 if name.endswith("-moe") else 1.1)
+    assert nmse(found, expected["logits"]) <= bar
