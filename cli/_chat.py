@@ -260,11 +260,11 @@ class Chat:
 
     def say(self, text: str) -> None:
         """Something that is not the model's."""
-        print(self._terminal.style(visible(text), "dim"), flush=True)
+        print(self._terminal.style(_fill(visible(text)), "dim"), flush=True)
 
     def complain(self, text: str) -> None:
         """Something that went wrong."""
-        print(self._terminal.style(visible(" ".join(text.split())), "red"), flush=True)
+        print(self._terminal.style(_fill(visible(" ".join(text.split()))), "red"), flush=True)
 
     def table(self, rows: Iterable[tuple[str, str]]) -> None:
         """Names and what they mean, beside each other where there is room."""
@@ -279,6 +279,12 @@ class Chat:
                 lines = [f"{name:{left}}{wrapped[0]}"]
                 lines += [" " * left + line for line in wrapped[1:]]
             self.say("\n".join(lines))
+
+
+def _fill(text: str) -> str:
+    """One line broken between words; what has several stays as it is."""
+    width = shutil.get_terminal_size().columns - 1
+    return text if "\n" in text or len(text) <= width else textwrap.fill(text, width)
 
 
 class _Stop:

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from edgellm.llm import LLM
 
 
-def load(path: Path, ctx_size: int, threads: int, template: str | None = None) -> "LLM":
+def load(
+    path: Path, ctx_size: int, threads: int, template: str | None = None, plain: bool = False
+) -> "LLM":
     """The model, with progress and notices on stderr."""
     prestart_helper(path, template)
 
     from edgellm.llm import LLM
 
-    status = Status()
+    status = Status(plain)
     try:
         llm = LLM(
             path,

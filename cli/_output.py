@@ -1,5 +1,6 @@
 """Results go to stdout, everything else to stderr."""
 
+import os
 import sys
 from collections.abc import Iterable
 
@@ -25,13 +26,15 @@ def say(text: str) -> None:
 
 
 class Status:
-    """Progress on stderr: one line that is rewritten on a terminal, lines elsewhere."""
+    """Progress on stderr: one line that is rewritten on a terminal, lines elsewhere and where
+    the terminal can only print (``plain``)."""
 
-    def __init__(self) -> None:
+    def __init__(self, plain: bool = False) -> None:
         self._open = False
+        self._plain = plain or os.environ.get("TERM") == "dumb"
 
     def __call__(self, text: str) -> None:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._plain:
             sys.stderr.write(f"\r\x1b[K{visible(text)}")
             sys.stderr.flush()
             self._open = True

@@ -44,7 +44,7 @@ def slash(*names: str, arguments: str = "") -> Callable[..., Any]:
     """Register a command; its docstring is its help."""
 
     def register(function: Callable[["Chat", str], str | None]) -> Any:
-        command = Command(names, arguments, (function.__doc__ or "").strip(), function)
+        command = Command(names, arguments, " ".join((function.__doc__ or "").split()), function)
         ORDER.append(command)
         COMMANDS.update({name: command for name in names})
         return function

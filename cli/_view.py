@@ -1,5 +1,6 @@
 """How an answer is shown while it comes: Markdown on a terminal, plain text everywhere else."""
 
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 FRAME = 0.05  # seconds between two drawings at most; a quarter of the time may go into drawing
 THINKING = "thinking"
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class View(Protocol):
@@ -168,7 +170,10 @@ class RichView:
         width = max(8, self._console.width - 1 - len(indent))
         with self._console.capture() as captured:
             self._console.print(renderable, width=width)
-        return [indent + line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
+        lines = [indent + line.rstrip() for line in captured.get().split("\n")]
+        # Tables bring empty lines of their own.
+        shown = [n for n, line in enumerate(lines) if STYLE.sub("", line).strip()]
+        return lines[shown[0] : shown[-1] + 1] if shown else []
 
 
 def last_block(text: str) -> int:

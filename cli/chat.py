@@ -124,7 +124,7 @@ def command(
         from edgellm.cli._engine import load as load_engine
 
         path = _model.locate(wanted)
-        return load_engine(path, ctx_size, threads, chat_template), path
+        return load_engine(path, ctx_size, threads, chat_template, simple_io), path
 
     if sys.stdin is None or not sys.stdin.isatty():
         _answer_once(settings, sampling, prompt, load)

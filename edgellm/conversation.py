@@ -164,7 +164,7 @@ class Conversation:
     def state(self) -> dict[str, Any]:
         """Everything needed to go on later, as plain data."""
         seen = self.seen and {"text": self.seen.text, "tokens": self.seen.tokens}
-        return {"system": self.system, "messages": self.messages, "seen": seen}
+        return {"system": self.system, "messages": list(self.messages), "seen": seen}
 
     def restore(self, state: Mapping[str, Any], same_model: bool = True) -> None:
         """Take up a state; its token ids only when it comes from the same model."""

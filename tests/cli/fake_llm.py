@@ -52,7 +52,7 @@ class Tokenizer:
         return ids + [*map(ord, text[done:])]
 
     def stream(self):
-        return SimpleNamespace(push=lambda token: "" if token < 2 else TEXTS.get(token, chr(token)))
+        return SimpleNamespace(push=lambda token: "" if token < 2 else TEXTS.get(token, "?"))
 
 
 class LLM:
