@@ -83,7 +83,7 @@ class Chat:
         """Talk until the person leaves. ``first``: a message that is already there."""
         self.say(f"{self.title()}; /? for help")
         if self.session and session.load(self.session):
-            self._try(lambda: self.resume(str(self.session)))
+            self._try(lambda: self.resume(str(self.session), self.conversation.system))
         try:
             if first:
                 self._try(lambda: self.send(first))
@@ -117,6 +117,7 @@ class Chat:
             self.complain(str(error))
         except MemoryError:
             self.complain("There is not enough memory; a smaller --ctx-size or model needs less.")
+        print()
 
     def obey(self, text: str) -> None:
         """A command or a message."""
@@ -136,6 +137,7 @@ class Chat:
         """Show an answer while it comes; Ctrl-C ends it and keeps what came."""
         print()
         view = self._terminal.view(self.hide_thinking)
+        self.conversation.on_prompt = view.reading
         stopped = False
         with _stoppable() as stop:
             try:
@@ -163,7 +165,6 @@ class Chat:
             self.say(f"Stopped after {len(last.tokens)} tokens.")
         elif self.show_timings:
             self.say(self._speed())
-        print()
 
     # ---- models and sessions -----------------------------------------------------------------
 
@@ -188,17 +189,15 @@ class Chat:
     def save(self, name: str | None = None) -> None:
         """Write the session, if there is one."""
         if target := name or self.session:
-            state = {"model": self.model_id(), "sampling": self.sampling.as_dict()}
-            session.save(target, state | self.conversation.state())
+            session.save(target, {"model": self.model_id(), **self.conversation.state()})
 
-    def resume(self, name: str) -> None:
-        """Take up a saved conversation."""
+    def resume(self, name: str, system: str | None = None) -> None:
+        """Take up a saved conversation; a ``system`` message given now replaces its own."""
         state = session.load(name)
         if state is None:
             raise EdgeLLMError(f"There is no session {name!r}.")
-        system = self.conversation.system
         self.conversation.restore(state, state.get("model") == self.model_id())
-        if self.conversation.system is None:
+        if system is not None:
             self.conversation.system = system
         messages = self.conversation.messages
         self.say(f"Session {name}: {len(messages)} messages.")

@@ -84,7 +84,9 @@ class RichReader:
             completer=_completer(complete),
             complete_while_typing=False,
             multiline=True,
-            prompt_continuation=lambda width, number, wrapped: ". ".rjust(width),
+            prompt_continuation=lambda width, line, wrapped: (
+                " " * width if wrapped else ". ".rjust(width)
+            ),
             key_bindings=self._keys(),
             color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             reserve_space_for_menu=4,

@@ -131,10 +131,6 @@ class Sampling:
         """Field names and values, as plain data."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in self._values.items()}
 
-    def update(self, values: dict[str, Any]) -> None:
-        """Take over values of `as_dict`, those it knows."""
-        self._values |= {key: value for key, value in values.items() if key in self._values}
-
 
 def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the sampling flags; it gets them as one argument, ``sampling``."""

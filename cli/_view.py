@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgellm.thinking import Part
 
 FRAME = 0.05  # seconds between two drawings at most; a quarter of the time may go into drawing
+LONG_PROMPT = 400  # tokens
 THINKING = "thinking"
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -21,13 +22,23 @@ STYLE = re.compile(r"\x1b\[[0-9;]*m")
 class View(Protocol):
     """Takes the parts of one answer."""
 
+    def reading(self, n_tokens: int) -> None:
+        """A prompt is about to be read, which may take a while."""
+
     def show(self, part: "Part") -> None: ...
 
     def end(self) -> None:
         """No more will come."""
 
 
-class PipeView:
+class Silent:
+    """Says nothing of prompts."""
+
+    def reading(self, n_tokens: int) -> None:
+        pass
+
+
+class PipeView(Silent):
     """The answer to stdout, thinking to stderr."""
 
     def __init__(self, hide_thinking: bool) -> None:
@@ -53,7 +64,7 @@ class PipeView:
         write("\n")
 
 
-class PlainView:
+class PlainView(Silent):
     """For terminals that can do nothing but print, and for those who want it so."""
 
     def __init__(self, hide_thinking: bool) -> None:
@@ -93,7 +104,13 @@ class RichView:
         self._console.file.write(text)
         self._console.file.flush()
 
+    def reading(self, n_tokens: int) -> None:
+        if n_tokens >= LONG_PROMPT:
+            self._region.draw(self._lines(self._dim(f"Reading {n_tokens:,} tokens...")))
+
     def show(self, part: "Part") -> None:
+        if not self._kind:
+            self._region.erase()
         if part.kind != self._kind:
             self._finish()
             self._kind = part.kind
@@ -106,6 +123,8 @@ class RichView:
             self._draw()
 
     def end(self) -> None:
+        if not self._kind:
+            self._region.erase()
         self._finish()
 
     def _draw(self) -> None:

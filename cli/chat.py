@@ -160,6 +160,8 @@ def _answer_once(settings: "Settings", sampling: Sampling, prompt: str | None, l
 
         if settings.session and (state := session.load(settings.session)):
             chat.conversation.restore(state, state.get("model") == chat.model_id())
+            if settings.system is not None:
+                chat.conversation.system = settings.system
         view = PipeView(settings.hide_thinking)
         try:
             for part in chat.conversation.ask(text, sampling.params()):

@@ -73,7 +73,7 @@ def command(
 
     \b
     Examples:
-      edgellm run "Name three colours."
+      edgellm run -p "Name three colours."
       edgellm run model.gguf -f question.txt --temp 0
       git diff | edgellm run model.gguf -sys "Summarise this change in one line."
       edgellm run model.gguf -p "2+2=" --raw -n 8 --output json

@@ -7,7 +7,7 @@ tokens that the model has seen and written, not with those that its text would b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,7 @@ class Conversation:
         self.seen: Seen | None = None
         self._before: Seen | None = None  # the same before the last message
         self.last = Answer()
+        self.on_prompt: Callable[[int], None] = lambda n_tokens: None  # before a prompt is read
         self._again = 0  # how often the last answer was asked for again
 
     # ---- asking ------------------------------------------------------------------------------
@@ -208,6 +209,7 @@ class Conversation:
             answer.n_prompt = len(tokens)
             self._check_room(len(tokens))
             parser = ThinkingParser(prompt[-200:])
+            self.on_prompt(len(tokens))
             stream = self.llm.stream(tokens, params)
             for piece in stream:
                 raw.append(piece.text)

@@ -161,6 +161,15 @@ def test_an_answer_longer_than_the_screen(start):
     assert shown == [f"line {n}" for n in range(60)]
 
 
+def test_a_long_prompt_is_announced(start):
+    chat = start(setup="fake_llm.LLM.pause = 0.3")
+    chat.wait("Ask something")
+    chat.send("x" * 500)
+    chat.wait("Reading 5")
+    chat.wait("Turn 1")
+    assert "Reading" not in chat.text
+
+
 def test_a_narrow_screen(start):
     chat = start(columns=40, rows=20)
     chat.wait("Ask something")
