@@ -75,7 +75,6 @@ class ChatTemplate:
         is_own: bool = True,
     ) -> None:
         self.source, self._bos, self._eos, self.is_own = source, bos, eos, is_own
-        self._lost: str | None = None  # why it is not tried again
         self._deadline = self._spent = 0.0
         try:
             if len(source) <= template_engine.MAX_SOURCE and trusted is None:
@@ -138,16 +137,12 @@ class ChatTemplate:
         }
         if tools is not None:
             context["tools"] = copy.deepcopy(tools)
-        if self._lost is not None:
-            raise TemplateError(self._lost)
         try:
             if self._template is not None:
                 return template_engine.run(self._template, context, today)
             seconds = max(0.01, self._deadline - time.monotonic())
             return HELPER.render(self.source, context, today, seconds)
         except Fault as fault:
-            if isinstance(fault, HelperLost):
-                self._lost = fault.text
             raise TemplateError(fault.text) from fault
 
     def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -206,7 +201,9 @@ class ChatTemplate:
     def _try(self, messages: Sequence[Message], tools: Any = None) -> str:
         try:
             return self._run(messages, tools)
-        except TemplateError:
+        except TemplateError as error:
+            if isinstance(error.__cause__, HelperLost):  # nothing was found out
+                raise
             return ""
 
     @cached_property

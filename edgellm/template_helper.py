@@ -34,7 +34,7 @@ _KEPT = frozenset(
 
 
 class HelperLost(Fault):
-    """The helper had to be ended, or ended by itself: this template is not to be tried again."""
+    """The helper had to be ended, or ended by itself."""
 
 
 class Helper:
