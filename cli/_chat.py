@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgellm import session
-from edgellm.cli import _slash
+from edgellm.cli import _model, _slash
 from edgellm.cli._output import visible
 from edgellm.conversation import Conversation, template_of
 from edgellm.errors import EdgeLLMError
@@ -170,9 +170,7 @@ class Chat:
 
     def change_model(self, name: str) -> None:
         """Go on with another model, or with the old one if the new cannot be had."""
-        from edgellm.hub import resolve
-
-        resolve(name)  # before the old one is closed: most mistakes are in the name
+        _model.locate(name)  # before the old one is closed: most mistakes are in the name
         self.llm.close()
         try:
             llm, path = self._load(name)
