@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgellm.cli._output import say, visible, write
@@ -167,17 +168,21 @@ class RichView:
             return "", self._pending
         if self._kind == THINKING:
             return whole + newline, rest
-        lines = (whole + newline).splitlines(keepends=True)
-        start = last_block(whole + newline)
-        return "".join(lines[:start]), "".join(lines[start:]) + rest
+        *finished, growing = blocks(whole + newline)
+        return "".join(finished), growing + rest
 
     def _block(self, text: str) -> list[str]:
         if self._kind == THINKING:
             return self._lines(self._dim(text.rstrip("\n")), indent="  ")
         from edgellm.cli._markdown import markdown
 
-        space = [""] if self._printed else []
-        return space + self._lines(markdown(text))
+        # Each block by itself: rich puts more than one empty line around some.
+        lines: list[str] = []
+        for block in blocks(text):
+            if drawn := self._lines(markdown(block)):
+                lines += [""] if lines or self._printed else []
+                lines += drawn
+        return lines
 
     def _dim(self, text: str) -> Any:
         from rich.text import Text
@@ -195,11 +200,12 @@ class RichView:
         return lines[shown[0] : shown[-1] + 1] if shown else []
 
 
-def last_block(text: str) -> int:
-    """The line at which the last top-level block of a Markdown text begins."""
+def blocks(text: str) -> list[str]:
+    """A Markdown text cut where its top-level blocks begin; at least one piece."""
     from edgellm.cli._markdown import parser
 
-    starts = [
-        token.map[0] for token in parser().parse(text) if token.level == 0 and token.map is not None
-    ]
-    return max(starts, default=0)
+    tokens = [token for token in parser().parse(text) if token.level == 0 and token.map is not None]
+    starts = sorted({token.map[0] for token in tokens if token.map})
+    lines = text.split("\n")
+    cuts = [0, *(start for start in starts if start > 0), len(lines)]
+    return ["\n".join(lines[a:b] + [""] * (b < len(lines))) for a, b in pairwise(cuts)]

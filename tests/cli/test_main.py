@@ -28,7 +28,16 @@ def test_an_unknown_command_is_named(capsys):
     assert "frobnicate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["run", "-n", "0"], ["inspect", "-c", "x"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "-n", "0"],
+        ["chat", "-n", "0"],
+        ["chat", "--help"],
+        ["inspect", "-c", "x"],
+        ["--version"],
+    ],
+)
 def test_an_answer_that_needs_no_engine_loads_nothing_heavy(arguments):
     code = (
         f"import sys; from edgellm.cli.main import run; run({arguments!r}); "
@@ -39,7 +48,7 @@ def test_an_answer_that_needs_no_engine_loads_nothing_heavy(arguments):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "warmup"])
+@pytest.mark.parametrize("command", ["chat", "run", "inspect", "warmup"])
 def test_help_of_a_command(command, capsys):
     assert run([command, "--help"]) == 0
     assert "--model" in capsys.readouterr().out

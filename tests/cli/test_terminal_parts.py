@@ -8,7 +8,7 @@ from edgellm.cli._input import is_complete, message
 from edgellm.cli._prompt_options import prestart_helper
 from edgellm.cli._region import Region
 from edgellm.cli._sampling import FLAGS, Sampling
-from edgellm.cli._view import last_block
+from edgellm.cli._view import blocks
 from edgellm.errors import EdgeLLMError
 from edgellm.sampling import SamplingParams
 from edgellm.template_helper import HELPER
@@ -76,10 +76,16 @@ def test_when_a_message_is_complete(text, multiline, complete, sent):
 
 
 def test_blocks_of_markdown():
-    assert last_block("one\ntwo\n") == 0
-    assert last_block("one\n\ntwo\n") == 2
-    assert last_block("one\n\n```\ncode\n\nmore\n") == 2
-    assert last_block("- a\n- b\n\n- c\n") == 0
+    for expected in (
+        ["one\ntwo\n"],
+        ["one\n\n", "two"],
+        ["one\n\n", "```\ncode\n\nmore\n"],
+        ["- a\n- b\n\n- c\n"],
+        ["# a\n", "b\n\n", "| a |\n|---|\n\n", "> c\nd\n\n\n"],
+        ["\n\n"],
+        [""],
+    ):
+        assert blocks("".join(expected)) == expected
 
 
 def sampling() -> Sampling:
