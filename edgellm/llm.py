@@ -353,7 +353,7 @@ class LLM:
         for op in self._graph.ops:
             if op.kind in ("linear", "moe_linear"):
                 weight = op.weights["weight"]
-                kernel = linear_kernel(weight.type, targets.current())
+                kernel = linear_kernel(weight.type, targets.current(), self._graph.precise)
                 rows.append(
                     {"tensor": weight.name, "type": weight.type.name, "shape": weight.shape,
                      "kernel": kernel.name, "packed": kernel.is_packed}

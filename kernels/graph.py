@@ -81,7 +81,10 @@ class Op:
 class Graph:
     """Builds the ops in order; every method returns the op's output tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, precise: bool = False) -> None:
+        """``precise``: the model's activations have outliers, which blocks of 8 bits would take
+        from their neighbours; back ends use 15 bits or more."""
+        self.precise = precise
         self.ops: list[Op] = []
         self.layer: int | None = None
         self._n_tensors = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from edgellm.kernels.cpu.linear import N_ARGUMENTS, Tile, emit_groups
 from edgellm.kernels.cpu.store import EmitKernel
-from edgellm.kernels.cpu.vector import F32, I8, I64, Emitter, Value
+from edgellm.kernels.cpu.vector import F32, I32, I64, Emitter, Value
 
 
 def make_route(n_experts: int, n_used: int, normalize: bool) -> EmitKernel:
@@ -104,8 +104,8 @@ def _copy_pairs(n_used: int, to_places: bool) -> EmitKernel:
             place = e.load(I64, places + (token * n_used + rank) * 8)
             mine, other = x + token * token_bytes + rank * rank_bytes, grouped + place * n_bytes
             source, target = (mine, other) if to_places else (other, mine)
-            with e.loop(n_bytes, step=16) as i:
-                e.store(e.load(I8, source + i, 16), target + i)
+            with e.loop(n_bytes, step=4) as i:
+                e.store(e.load(I32, source + i), target + i)
 
     return emit
 

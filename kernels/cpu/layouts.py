@@ -5,47 +5,47 @@ consecutive elements of every row of the group, so that ``dot4`` against 4 broad
 accumulates all rows at once without a horizontal sum; scales and minimums are vectors over rows.
 Packed weights are exactly as large as the file's: sub-block scales keep their 6 bits.
 
-A layout says how a block is packed and how it is read again, side by side. Reading is three
-things: ``fields`` (vectors of scales and the like), ``steps`` (the codes, one sub-block or two at
-a time) and the arithmetic that turns integer sums into floats (``start``, ``end_sub``,
-``end_block``). That arithmetic is one sequence per output, whatever the tile (rule 6).
+A layout says how a block is packed and how it is read again, side by side. Reading goes in groups
+of 32 elements, the blocks of the activations: ``fields`` are vectors of scales and the like,
+``steps`` the codes of one group or two, and ``start`` and ``end`` turn integer sums into floats.
+That arithmetic is one sequence per output, whatever the tile (rule 6).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from edgellm.kernels.cpu.activations import Q8_32, Q8_256, Activation
+from edgellm.kernels.cpu.activations import Q8, SCALE, SCALED_SUM, SUM_32, SUM_128
 from edgellm.kernels.cpu.decode import TracedBlock
 from edgellm.kernels.cpu.vector import F32, I8, I16, I32, Emitter, Value
 from edgellm.quant import by_name
 from edgellm.quant.q4_k import group_scale
 
 Fields = dict[str, list[Callable[[], Value]]]  # read lazily: few registers are live at a time
-Codes = Iterator[tuple[int, int, Value]]  # (sub-block, word in it, 4 * lanes unsigned codes)
-Step = tuple[tuple[int, ...], Callable[[], Codes]]
+Codes = Iterator[tuple[int, int, Value]]  # (group, word in it, 4 * lanes unsigned codes)
+Step = tuple[tuple[int, ...], Callable[[], Codes]]  # groups that are read together
+GROUP = Q8.block  # elements
+WORDS = GROUP // 4
 
 
 class PackedLayout:
-    """Base of the layouts. ``sub`` is the number of elements that share a scale."""
+    """Base of the layouts."""
 
     type_name: str
-    activation: Activation
-    sub: int
     largest: int  # largest code, for dot4
+    n_sums = 1  # integer sums of a group: scales may change in its middle
     panel = True  # unpacking a panel once pays in wide prefill tiles
-    panel_tile_avx512 = 8
 
     def __init__(self) -> None:
         self.type = by_name(self.type_name)
 
     @property
     def block(self) -> int:
-        return self.activation.block
+        return self.type.block
 
     @property
-    def n_subs(self) -> int:
-        return self.block // self.sub
+    def n_groups(self) -> int:
+        return self.block // GROUP
 
     def block_bytes(self, lanes: int) -> int:
         """Bytes of one packed block of ``lanes`` rows: what the file needs for them."""
@@ -71,18 +71,15 @@ class PackedLayout:
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         raise NotImplementedError
 
-    def start(self, e: Emitter, x: Value, sub: int) -> Value:
-        """Starting value of a sub-block's integer sum: minus bias times the sum of activations."""
-        return e.const(0, I32, e.lanes)
+    def start(self, e: Emitter, x: Value) -> list[Value]:
+        """Starting values of a group's integer sums, [n_sums]: minus bias times the sum of
+        activations. ``x`` is the group's activation block."""
+        return [e.const(0, I32, e.lanes)]
 
-    def end_sub(
-        self, e: Emitter, f: Fields, x: Value, sub: int, total: Value, block_sum: Value
+    def end(
+        self, e: Emitter, f: Fields, x: Value, group: int, sums: list[Value], out: Value
     ) -> Value:
-        """Add a sub-block's integer sum to the float sum of its block."""
-        raise NotImplementedError
-
-    def end_block(self, e: Emitter, f: Fields, x: Value, block_sum: Value, out: Value) -> Value:
-        """Add the block's sum to the output."""
+        """The output with a group's integer sums added."""
         raise NotImplementedError
 
 
@@ -100,8 +97,6 @@ class Packed32(PackedLayout):
     scales [lanes] f16 | minimums [lanes] f16 if any | fifth bits (one word) if any | codes: 4 words
     of nibbles (word t low, t + 4 high) or 8 words of bytes.
     """
-
-    activation, sub = Q8_32, 32
 
     def __init__(self, type_name: str, bits: int, has_minimum: bool = False) -> None:
         self.type_name, self.bits, self.has_minimum = type_name, bits, has_minimum
@@ -162,33 +157,27 @@ class Packed32(PackedLayout):
 
         yield (0,), read
 
-    def start(self, e: Emitter, x: Value, sub: int) -> Value:
+    def start(self, e: Emitter, x: Value) -> list[Value]:
         if not self.type.bias:
-            return super().start(e, x, sub)
-        return e.broadcast(I32, x + 40) >> {128: 0, 16: 3, 8: 4}[self.type.bias]
+            return super().start(e, x)
+        return [e.broadcast(I32, x + SUM_128) >> {128: 0, 16: 3, 8: 4}[self.type.bias]]
 
-    def end_sub(
-        self, e: Emitter, f: Fields, x: Value, sub: int, total: Value, block_sum: Value
+    def end(
+        self, e: Emitter, f: Fields, x: Value, group: int, sums: list[Value], out: Value
     ) -> Value:
-        return total  # one sub-block a block: end_block does it all
-
-    def end_block(self, e: Emitter, f: Fields, x: Value, block_sum: Value, out: Value) -> Value:
-        out = e.fma(block_sum.f32() * e.broadcast(F32, x + 32), f["d"][0](), out)
+        out = e.fma(sums[0].f32() * e.broadcast(F32, x + SCALE), f["d"][0](), out)
         if self.has_minimum:  # the format adds its minimum
-            out = e.fma(e.broadcast(F32, x + 36), f["m"][0](), out)
+            out = e.fma(e.broadcast(F32, x + SCALED_SUM), f["m"][0](), out)
         return out
 
 
 class PackedQ4K(PackedLayout):
-    """Q4_K and Q5_K: 8 sub-blocks of 32 with 6-bit scales and minimums.
+    """Q4_K and Q5_K: 8 groups with 6-bit scales and minimums.
 
     d [lanes] f16 | dmin [lanes] f16 | three words of scales and minimums | Q5_K: 8 words of fifth
-    bits | 32 words of nibbles. The three words, s = scale and m = minimum of [sub-block][row] and
-    [pair of sub-blocks][row][2]: s0..3 + the top two bits of s4..7 | m likewise | s4..7 and m4..7
-    low nibbles.
+    bits | 32 words of nibbles. The three words, s = scales and m = minimums as [group][row]: s0..3
+    and the top two bits of s4..7 | m likewise | low nibbles of s4..7 and m4..7.
     """
-
-    activation, sub = Q8_256, 32
 
     def __init__(self, type_name: str) -> None:
         self.type_name = type_name
@@ -203,7 +192,7 @@ class PackedQ4K(PackedLayout):
         for s in range(8):
             scale, minimum = group_scale(b, s)
             e.store(scale, spare + row + s * n)
-            e.store(minimum, spare + row * 2 + (8 * n + s // 2 * 2 * n + s % 2))
+            e.store(minimum, spare + row + (8 + s) * n)
 
     def pack_words(
         self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
@@ -230,16 +219,15 @@ class PackedQ4K(PackedLayout):
         scales = [v0 & 63, (v2 & 15) | ((v0 >> 2) & 0x30)]
         minimums = [v1 & 63, (v2 >> 4) | ((v1 >> 2) & 0x30)]
 
-        def scale(s: int) -> Value:
-            return scales[s // 4].slice(n * (s % 4), n).f32() * d
-
-        def pair(q: int) -> Value:
-            return minimums[q // 2].slice(2 * n * (q % 2), 2 * n).i16()
+        def times(parts: list[Value], group: int, factor: Value) -> Value:
+            return parts[group // 4].slice(n * (group % 4), n).f32() * factor
 
         return {
-            "scale": [lambda s=s: scale(s) for s in range(8)],  # type: ignore[misc]
-            "pair": [lambda q=q: pair(q) for q in range(4)],  # type: ignore[misc]
-            "minus_dmin": [lambda: minus_dmin],
+            "scale": [lambda g=g: times(scales, g, d) for g in range(8)],  # type: ignore[misc]
+            "minus_min": [
+                lambda g=g: times(minimums, g, minus_dmin)  # type: ignore[misc]
+                for g in range(8)
+            ],
         }
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
@@ -260,29 +248,21 @@ class PackedQ4K(PackedLayout):
 
             yield (2 * j, 2 * j + 1), read
 
-    def end_sub(
-        self, e: Emitter, f: Fields, x: Value, sub: int, total: Value, block_sum: Value
+    def end(
+        self, e: Emitter, f: Fields, x: Value, group: int, sums: list[Value], out: Value
     ) -> Value:
-        return e.fma(total.f32(), f["scale"][sub](), block_sum)
-
-    def end_block(self, e: Emitter, f: Fields, x: Value, block_sum: Value, out: Value) -> Value:
-        minimum = e.const(0, I32, e.lanes)
-        for q in range(4):  # sums of 32 codes, two sub-blocks at a time
-            sums = e.broadcast(I32, x + (272 + 4 * q)).bitcast(I16, 2 * e.lanes)
-            minimum = e.dot2(minimum, f["pair"][q](), sums)
-        block_sum = e.fma(minimum.f32(), f["minus_dmin"][0](), block_sum)
-        return e.fma(block_sum, e.broadcast(F32, x + 256), out)
+        out = e.fma(sums[0].f32() * e.broadcast(F32, x + SCALE), f["scale"][group](), out)
+        return e.fma(e.broadcast(F32, x + SCALED_SUM), f["minus_min"][group](), out)
 
 
 class PackedQ6K(PackedLayout):
-    """Q6_K: 16 sub-blocks of 16 with signed 8-bit scales.
+    """Q6_K: 16 signed 8-bit scales, two to a group.
 
-    d [lanes] f16 | scales [16][lanes] | for each sub-block three words: nibbles of words 0 and 1,
+    d [lanes] f16 | scales [16][lanes] | for each 16 elements three words: nibbles of words 0 and 1,
     nibbles of words 2 and 3, high two bits of all four.
     """
 
-    type_name, activation, sub, largest = "q6_k", Q8_256, 16, 63
-    panel_tile_avx512 = 10
+    type_name, largest, n_sums = "q6_k", 63, 2
 
     def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
         e.store(e.load(I16, b.address + 208), out + row * 2)
@@ -313,28 +293,28 @@ class PackedQ6K(PackedLayout):
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         width = 4 * e.lanes
-        for s in range(16):
+        for g in range(8):
 
-            def read(s: int = s) -> Codes:
-                at = p + 18 * e.lanes + 3 * width * s
-                a, b, high = (e.u8(at + width * i, width) for i in range(3))
-                yield s, 0, (a & 15) | ((high << 4) & 48)
-                yield s, 1, (a >> 4) | ((high << 2) & 48)
-                yield s, 2, (b & 15) | (high & 48)
-                yield s, 3, (b >> 4) | ((high >> 2) & 48)
+            def read(g: int = g) -> Codes:
+                for half in (0, 1):
+                    at = p + 18 * e.lanes + 3 * width * (2 * g + half)
+                    a, b, high = (e.u8(at + width * i, width) for i in range(3))
+                    yield g, 4 * half, (a & 15) | ((high << 4) & 48)
+                    yield g, 4 * half + 1, (a >> 4) | ((high << 2) & 48)
+                    yield g, 4 * half + 2, (b & 15) | (high & 48)
+                    yield g, 4 * half + 3, (b >> 4) | ((high >> 2) & 48)
 
-            yield (s,), read
+            yield (g,), read
 
-    def start(self, e: Emitter, x: Value, sub: int) -> Value:
-        return e.broadcast(I32, x + (288 + 4 * sub))
+    def start(self, e: Emitter, x: Value) -> list[Value]:
+        return [e.broadcast(I32, x + SUM_32), e.broadcast(I32, x + (SUM_32 + 4))]
 
-    def end_sub(
-        self, e: Emitter, f: Fields, x: Value, sub: int, total: Value, block_sum: Value
+    def end(
+        self, e: Emitter, f: Fields, x: Value, group: int, sums: list[Value], out: Value
     ) -> Value:
-        return e.fma(total.f32(), f["scale"][sub](), block_sum)
-
-    def end_block(self, e: Emitter, f: Fields, x: Value, block_sum: Value, out: Value) -> Value:
-        return e.fma(block_sum, e.broadcast(F32, x + 256), out)
+        total = sums[0].f32() * f["scale"][2 * group]()
+        total = e.fma(sums[1].f32(), f["scale"][2 * group + 1](), total)
+        return e.fma(total, e.broadcast(F32, x + SCALE), out)
 
 
 LAYOUTS: dict[str, PackedLayout] = {

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgellm.kernels.cpu.activations import TERM, Activation
 from edgellm.kernels.cpu.decode import TracedBlock, decode_block
-from edgellm.kernels.cpu.layouts import Fields, PackedLayout, Step
+from edgellm.kernels.cpu.layouts import WORDS, Fields, PackedLayout, Step
 from edgellm.kernels.cpu.store import EmitKernel
+from edgellm.kernels.cpu.targets import Target
 from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value
 from edgellm.quant.block import QuantType
 
@@ -33,6 +35,7 @@ class Tile:
     """What varies between kinds of weights: one tile of ``width`` tokens over one row group."""
 
     block: int
+    tiles: tuple[int, ...]  # widths in tokens, widest first
     panel_tile = 0  # 0: no panel
 
     def block_bytes(self, lanes: int) -> int:
@@ -54,21 +57,18 @@ class Tile:
 class PackedTile(Tile):
     """int8 activations against packed codes (see layouts)."""
 
-    def __init__(self, layout: PackedLayout, lanes: int, panel_tile: int) -> None:
-        self.layout, self.block = layout, layout.block
-        self.panel_tile = panel_tile if layout.panel else 0
-        if self.panel_tile and lanes == 16:
-            self.panel_tile = layout.panel_tile_avx512
+    def __init__(self, layout: PackedLayout, form: Activation, target: Target) -> None:
+        self.layout, self.form, self.block = layout, form, layout.block
+        # a tile holds one sum for each token and term
+        self.tiles = tuple(w for w in target.tiles if w * form.terms <= target.tiles[0])
+        self.panel_tile = target.panel_tile // form.terms if layout.panel else 0
 
     def block_bytes(self, lanes: int) -> int:
         return self.layout.block_bytes(lanes)
 
-    def _n_fields(self) -> int:
-        # q4_k has the most: 8 scales, 4 pairs, 1 minimum factor; q6_k 16 scales
-        return 16
-
     def _panel_block(self, lanes: int) -> int:
-        return (self.block + 4 * self._n_fields()) * lanes
+        """Codes as bytes, then the fields; no layout has more than 16 of them."""
+        return (self.block + 4 * 16) * lanes
 
     def panel_bytes(self, n_blocks: int, lanes: int) -> int:
         return n_blocks * self._panel_block(lanes) if self.panel_tile else 0
@@ -79,37 +79,30 @@ class PackedTile(Tile):
             p, out = w + i * self.block_bytes(e.lanes), panel + i * self._panel_block(e.lanes)
             fields = layout.fields(e, p)
             for _, read in layout.steps(e, p):
-                for sub, t, code in read():
-                    e.store(code, out + width * (sub * layout.sub // 4 + t))
+                for group, t, code in read():
+                    e.store(code, out + width * (group * WORDS + t))
             at = out + self.block * e.lanes
-            for k, field in enumerate(f for group in fields.values() for f in group):
+            for k, field in enumerate(f for named in fields.values() for f in named):
                 e.store(field(), at + width * k)
 
     def _panel_fields(self, e: Emitter, p: Value) -> Fields:
         """The fields of one block again, read from the panel."""
-        at = p + self.block * e.lanes
         shape = self.layout.fields(e, p)  # traced for its shape only; the unused loads vanish
         fields: Fields = {}
-        k = 0
-        for name, group in shape.items():
-            fields[name] = []
-            for _ in group:
-                address = at + 4 * e.lanes * k
-                if name == "pair":
-                    fields[name].append(lambda a=address: e.load(I16, a, 2 * e.lanes))  # type: ignore[misc]
-                else:
-                    fields[name].append(lambda a=address: e.f32(a))  # type: ignore[misc]
-                k += 1
-        assert k <= self._n_fields()
+        at = p + self.block * e.lanes
+        for name, named in shape.items():
+            addresses = [at + 4 * e.lanes * k for k in range(len(named))]
+            fields[name] = [lambda a=a: e.f32(a) for a in addresses]  # type: ignore[misc]
+            at = at + 4 * e.lanes * len(named)
         return fields
 
     def _panel_steps(self, e: Emitter, p: Value) -> Iterator[Step]:
-        width, words = 4 * e.lanes, self.layout.sub // 4
-        for s in range(self.layout.n_subs):
+        width = 4 * e.lanes
+        for g in range(self.layout.n_groups):
             yield (
-                (s,),
-                lambda s=s: (  # type: ignore[misc]
-                    (s, t, e.u8(p + width * (s * words + t), width)) for t in range(words)
+                (g,),
+                lambda g=g: (  # type: ignore[misc]
+                    (g, t, e.u8(p + width * (g * WORDS + t), width)) for t in range(WORDS)
                 ),
             )
 
@@ -121,27 +114,31 @@ class PackedTile(Tile):
         outputs = [e.var(e.zeros()) for _ in tokens]
         with e.loop(n_blocks) as i:
             p = w + i * stride
-            rows = [address + i * layout.activation.bytes for address in x]
-            prefetch = _Prefetch(e, p, 0 if panel or width < _PREFETCH_FROM else stride,
-                                 self.block // 4)  # fmt: skip
+            rows = [address + i * (layout.n_groups * self.form.bytes) for address in x]
+            ahead = 0 if panel or width < _PREFETCH_FROM else stride
+            prefetch = _Prefetch(e, p, ahead, layout.n_groups * WORDS)
             fields = self._panel_fields(e, p) if panel else layout.fields(e, p)
             steps = self._panel_steps(e, p) if panel else layout.steps(e, p)
-            sums = [e.zeros() for _ in tokens]
-            for subs, read in steps:
-                totals = {(s, m): layout.start(e, rows[m], s) for s in subs for m in tokens}
-                for s, t, code in read():
+            results = [v.get() for v in outputs]
+            for groups, read in steps:
+                blocks = {
+                    (g, m, term): rows[m] + (g * self.form.bytes + term * TERM)
+                    for g in groups
+                    for m in tokens
+                    for term in range(self.form.terms)
+                }
+                sums = {at: layout.start(e, block) for at, block in blocks.items()}
+                for g, t, code in read():
                     prefetch.step()
-                    offset = s * layout.sub + 4 * t
-                    for m in tokens:
-                        four = e.broadcast(I32, rows[m] + offset).bitcast(I8, 4 * e.lanes)
-                        totals[s, m] = e.dot4(totals[s, m], code, four, layout.largest)
-                for s in subs:
-                    for m in tokens:
-                        sums[m] = layout.end_sub(e, fields, rows[m], s, totals[s, m], sums[m])
-                        if layout.n_subs == 1:
-                            sums[m] = totals[s, m]
+                    part = t * layout.n_sums // WORDS
+                    for at in (at for at in blocks if at[0] == g):
+                        four = e.broadcast(I32, blocks[at] + 4 * t).bitcast(I8, 4 * e.lanes)
+                        sums[at][part] = e.dot4(sums[at][part], code, four, layout.largest)
+                for at, block in blocks.items():
+                    group, m, _ = at
+                    results[m] = layout.end(e, fields, block, group, sums[at], results[m])
             for m in tokens:
-                outputs[m].set(layout.end_block(e, fields, rows[m], sums[m], outputs[m].get()))
+                outputs[m].set(results[m])
         return [v.get() for v in outputs]
 
 
@@ -162,8 +159,8 @@ class _Prefetch:
 class FloatTile(Tile):
     """float32 activations against F32, F16 or BF16 weights, interleaved one element a row."""
 
-    def __init__(self, quant_type: QuantType) -> None:
-        self.type, self.block = quant_type, 1
+    def __init__(self, quant_type: QuantType, target: Target) -> None:
+        self.type, self.block, self.tiles = quant_type, 1, target.tiles
 
     def block_bytes(self, lanes: int) -> int:
         return self.type.bytes * lanes
@@ -192,8 +189,8 @@ class DecodeTile(Tile):
     """Decode-then-dot: rows as the file has them, each block decoded by its own ``decode`` and
     multiplied with float32 activations. For types that have no packed layout yet."""
 
-    def __init__(self, quant_type: QuantType) -> None:
-        self.type, self.block = quant_type, quant_type.block
+    def __init__(self, quant_type: QuantType, target: Target) -> None:
+        self.type, self.block, self.tiles = quant_type, quant_type.block, target.tiles
 
     def block_bytes(self, lanes: int) -> int:
         return self.type.bytes * lanes
@@ -259,7 +256,7 @@ def emit_groups(
 
     def direct() -> None:
         with e.loop(last, first) as group:
-            widths(group, weights + group * group_bytes, e.target.tiles, panel=False)
+            widths(group, weights + group * group_bytes, tile.tiles, panel=False)
 
     def panels() -> None:
         panel = a[11] + tid * a[12]

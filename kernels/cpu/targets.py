@@ -73,19 +73,6 @@ class Target:
             acc = acc + codes.shuffle(pick).unsigned().i32() * x.shuffle(pick).signed().i32()
         return acc
 
-    def dot2(self, e: Emitter, acc: Value, a: Value, b: Value) -> Value:
-        """acc[i] += a[2i] * b[2i] + a[2i+1] * b[2i+1] over signed 16-bit values, in int32."""
-        if self.name == "avx512_vnni":
-            return e.call("llvm.x86.avx512.vpdpwssd.512", acc.type, acc, a, b)
-        if self.name == "avx_vnni":
-            return e.call("llvm.x86.avx512.vpdpwssd.256", acc.type, acc, a, b)
-        if self.name == "avx2":
-            return acc + e.madd_i16(a, b)
-        for i in range(2):
-            pick = list(range(i, 2 * self.lanes, 2))
-            acc = acc + a.shuffle(pick).signed().i32() * b.shuffle(pick).signed().i32()
-        return acc
-
     @property
     def has_fma(self) -> bool:
         """Without the instruction ``llvm.fma`` becomes a slow library call: multiply, then add."""

@@ -359,9 +359,6 @@ class Emitter:
     def dot4(self, acc: Value, codes: Value, x: Value, largest: int) -> Value:
         return self.target.dot4(self, acc, codes, x, largest)
 
-    def dot2(self, acc: Value, a: Value, b: Value) -> Value:
-        return self.target.dot2(self, acc, a, b)
-
     def madd_i16(self, a: Value, b: Value | None) -> Value:
         """AVX2: sums of adjacent 16-bit products in int32; b None multiplies by 1."""
         ones = self.const(1, I16, a.n) if b is None else b

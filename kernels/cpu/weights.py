@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.cpu import linear
-from edgellm.kernels.cpu.activations import PLAIN, Activation
+from edgellm.kernels.cpu.activations import PLAIN, Q8, Q8X2, Activation
 from edgellm.kernels.cpu.layouts import LAYOUTS
 from edgellm.kernels.cpu.memory import allocate, round_up
 from edgellm.kernels.cpu.store import KernelStore
@@ -50,17 +50,17 @@ class LinearKernel:
         return self.n_groups(weight, lanes) * self.group_bytes(weight, lanes)
 
 
-def linear_kernel(quant_type: QuantType, target: Target) -> LinearKernel:
-    """The kernel for weights of a type."""
+def linear_kernel(quant_type: QuantType, target: Target, precise: bool = False) -> LinearKernel:
+    """The kernel for weights of a type; ``precise`` ones read activations of 15 bits."""
     if quant_type.name in LAYOUTS:
-        layout = LAYOUTS[quant_type.name]
-        tile = linear.PackedTile(layout, target.lanes, target.panel_tile)
-        name = f"linear_{quant_type.name}_q8"
-        return LinearKernel(quant_type, name, tile, layout.activation, True)
+        form = Q8X2 if precise else Q8
+        tile = linear.PackedTile(LAYOUTS[quant_type.name], form, target)
+        name = f"linear_{quant_type.name}_{form.name}"
+        return LinearKernel(quant_type, name, tile, form, True)
     name = f"linear_{quant_type.name}_f32"
     if quant_type.block == 1:
-        return LinearKernel(quant_type, name, linear.FloatTile(quant_type), PLAIN, True)
-    return LinearKernel(quant_type, name, linear.DecodeTile(quant_type), PLAIN, False)
+        return LinearKernel(quant_type, name, linear.FloatTile(quant_type, target), PLAIN, True)
+    return LinearKernel(quant_type, name, linear.DecodeTile(quant_type, target), PLAIN, False)
 
 
 class PackedWeights:

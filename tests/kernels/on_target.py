@@ -167,21 +167,28 @@ def test_traced_decode_equals_numpy_bit_for_bit(name: str) -> None:
     assert np.array_equal(out.reshape(-1).view(np.uint32), expected.reshape(-1).view(np.uint32))
 
 
-def quantized(x: NDArray[np.float32], block: int) -> NDArray[np.float32]:
-    """Activations as the kernels see them: int8 codes times a scale for each block."""
-    if block == 1:
+def quantized(x: NDArray[np.float32], terms: int) -> NDArray[np.float32]:
+    """Activations as the kernels see them: int8 codes times a scale for each 32, and with two
+    terms the rest in codes of 1/254 of it."""
+    if terms == 0:
         return x
-    blocks = x.reshape(len(x), -1, block)
+    blocks = x.reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        codes = np.where(largest > 0, np.rint(blocks * (np.float32(127) / largest)), 0)
-    return (codes * (largest * np.float32(1 / 127))).reshape(x.shape).astype(np.float32)
+    factor = np.where(largest > 0, 127 / np.where(largest > 0, largest, 1), 0).astype(np.float32)
+    scale, total = largest * np.float32(1 / 127), np.zeros_like(blocks)
+    for _ in range(terms):
+        part = np.rint((blocks - total) * factor) * scale
+        total, factor, scale = total + part, factor * 254, scale * np.float32(1 / 254)
+    return total.reshape(x.shape)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("n_rows", "n"), [(6, 256), (40, 768)])
-def test_linear_against_numpy_and_bitwise_in_every_width(name: str, n_rows: int, n: int) -> None:
-    kind, kernel = by_name(name), linear_kernel(by_name(name), TARGET)
+@pytest.mark.parametrize("precise", [False, True])
+def test_linear_against_numpy_and_bitwise_in_every_width(
+    name: str, n_rows: int, n: int, precise: bool
+) -> None:
+    kind, kernel = by_name(name), linear_kernel(by_name(name), TARGET, precise)
     rows = np.ascontiguousarray(random_rows(name, n_rows, n, n_rows))
     weight = Weight("w", kind, (n, n_rows))
 
@@ -201,7 +208,9 @@ def test_linear_against_numpy_and_bitwise_in_every_width(name: str, n_rows: int,
     n_blocks, n_groups = n // kernel.tile.block, kernel.n_groups(weight, TARGET.lanes)
     scratch = allocate(kernel.tile.panel_bytes(n_blocks, TARGET.lanes) + 64)
     bias = rng.standard_normal(n_groups * TARGET.lanes).astype(np.float32)
-    expected = quantized(x, form.block) @ kind.dequantize(rows).T + bias[:n_rows]
+    expected = quantized(x, form.terms) @ kind.dequantize(rows).T + bias[:n_rows]
+    if precise:
+        assert nmse(quantized(x, form.terms), x) < 1e-8
     whole = None
     for n_tokens in (75, 1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 40):
         out = np.full((n_tokens, n_groups * TARGET.lanes), np.nan, np.float32)
