@@ -30,6 +30,13 @@ System = Annotated[
     str | None,
     typer.Option("-sys", "--system", envvar="EDGELLM_SYSTEM", help="System message."),
 ]
+SystemFile = Annotated[
+    str | None,
+    typer.Option(
+        "-sysf", "--system-prompt-file", envvar="EDGELLM_SYSTEM_PROMPT_FILE",
+        help="Read the system message from a file.",
+    ),
+]  # fmt: skip
 Template = Annotated[
     str | None,
     typer.Option(
@@ -69,6 +76,22 @@ ShowTimings = Annotated[
         help="Speed, on stderr, in text output.",
     ),
 ]
+
+
+def system_message(text: str | None, file: str | None) -> str | None:
+    """The system message from the one place where it is given."""
+    if file is None:
+        return text
+    hint = "'-sysf' / '--system-prompt-file'"
+    if text is not None:
+        raise typer.BadParameter("the system message is given twice", param_hint=hint)
+    try:
+        with open(file, encoding="utf-8") as source:
+            return source.read().rstrip("\n")
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror or error}", param_hint=hint) from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{file} is not UTF-8 text", param_hint=hint) from None
 
 
 def template_variables(arguments: str | None, reasoning: str) -> dict[str, Any]:

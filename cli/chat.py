@@ -14,9 +14,11 @@ from edgellm.cli._prompt_options import (
     Reasoning,
     ShowTimings,
     System,
+    SystemFile,
     Template,
     TemplateArguments,
     speed,
+    system_message,
     template_variables,
 )
 from edgellm.cli._sampling import Sampling, with_sampling
@@ -47,6 +49,7 @@ def command(
         typer.Option("-p", "--prompt", help="The first message.", show_default=False),
     ] = None,
     system: System = None,
+    system_file: SystemFile = None,
     session: Annotated[
         str | None,
         typer.Option(
@@ -115,6 +118,7 @@ def command(
     from edgellm.cli._chat import Settings
 
     name = _model.pick(model_argument, model)
+    system = system_message(system, system_file)
     variables = template_variables(template_arguments, reasoning)
     settings = Settings(
         name, chat_template, system, variables, session, show_timings, hide_thinking

@@ -13,9 +13,11 @@ from edgellm.cli._prompt_options import (
     Reasoning,
     ShowTimings,
     System,
+    SystemFile,
     Template,
     TemplateArguments,
     speed,
+    system_message,
     template_variables,
 )
 from edgellm.cli._sampling import Sampling, with_sampling
@@ -45,6 +47,7 @@ def command(
         typer.Option("-f", "--file", help="Read the prompt from a file; -: stdin."),
     ] = None,
     system: System = None,
+    system_file: SystemFile = None,
     raw: Annotated[
         bool,
         typer.Option(
@@ -81,6 +84,7 @@ def command(
     if model is not None and model_argument is not None and prompt_argument is None:
         model_argument, prompt_argument = None, model_argument  # run -m MODEL PROMPT
     name = _model.pick(model_argument, model)
+    system = system_message(system, system_file)
     if raw and system is not None:
         raise _no_system_message("--raw is given")
     text = _prompt(prompt_argument, prompt, file)

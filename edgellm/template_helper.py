@@ -5,6 +5,7 @@ time by `HELPER.start()`; a render that takes too long, or too much memory, cost
 life and the caller a sentence. Answers are JSON, so nothing that comes back is run.
 """
 
+import atexit
 import json
 import os
 import queue
@@ -195,3 +196,4 @@ def _cpu(pid: int) -> float:
 
 
 HELPER = Helper()
+atexit.register(HELPER.stop)

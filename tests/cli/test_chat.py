@@ -92,10 +92,10 @@ def test_ctrl_c_keeps_what_came_and_regen_answers_again(start):
 
 
 def test_a_stop_before_the_first_word_takes_the_message_back(start):
-    chat = start(setup="fake_llm.LLM.pause = 1.5")
+    chat = start(setup="fake_llm.LLM.pause = 10")
     chat.wait("Ask something")
     chat.send("slow")
-    chat.settle(0.4)
+    chat.settle(1.0)
     chat.type("\x03")
     chat.wait("your message is taken back")
     chat.send("/stats")

@@ -45,6 +45,9 @@ def test_the_chat_template_is_applied_unless_raw(fake, capsys):
     run(["run", "m.gguf", "Hi", "-sys", "Be brief."])
     assert fake.SEEN["prompt"] == "<s>[system]Be brief.[user]Hi[assistant]"
     assert fake.SEEN["tokens"][:2] == [0, ord("[")]
+    Path("system.txt").write_text("From a file.\n")
+    run(["run", "m.gguf", "Hi", "-sysf", "system.txt"])
+    assert fake.SEEN["prompt"] == "<s>[system]From a file.[user]Hi[assistant]"
     run(["run", "m.gguf", "Hi", "--raw"])
     assert fake.SEEN["prompt"] == "Hi"
     assert (fake.SEEN["add_special"], fake.SEEN["parse_special"]) == (True, False)
@@ -155,6 +158,9 @@ def test_prompt_sources(fake, monkeypatch):
         (["-p", "again"], ["twice", "--prompt"]),
         (["-f", "absent.txt"], ["twice"]),
         (["--raw", "--system", "x"], ["--system", "--raw"]),
+        (["-sysf", "absent.txt"], ["--system-prompt-file", "absent.txt"]),
+        (["-sysf", "m.gguf", "-sys", "x"], ["--system-prompt-file", "twice"]),
+        (["--chat-template", "nonsense"], ["nonsense", "chatml"]),
     ],
 )
 def test_bad_flags_are_named(refused, arguments, names):

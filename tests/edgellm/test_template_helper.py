@@ -123,7 +123,7 @@ def test_a_lost_helper_is_replaced_and_what_was_asked_may_be_asked_again():
     with pytest.raises(TemplateError, match="takes too long"):
         template.render(HI)
     fits = ChatTemplate("{{ messages[0].content }}{{ '' }}")
-    with pytest.raises(TemplateError, match="memory"):
+    with pytest.raises(TemplateError, match="memory|too long"):
         fits.render([{"role": "user", "content": "é" * 5_000_000}])
     assert fits.render(HI) == "Hi"
     assert ChatTemplate("{{ messages[0].content }}").render(HI) == "Hi"  # the next one is served
