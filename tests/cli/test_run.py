@@ -160,7 +160,6 @@ def test_prompt_sources(fake, monkeypatch):
         (["--raw", "--system", "x"], ["--system", "--raw"]),
         (["-sysf", "absent.txt"], ["--system-prompt-file", "absent.txt"]),
         (["-sysf", "m.gguf", "-sys", "x"], ["--system-prompt-file", "twice"]),
-        (["--chat-template", "nonsense"], ["nonsense", "chatml"]),
     ],
 )
 def test_bad_flags_are_named(refused, arguments, names):
