@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -25,14 +26,16 @@ from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
 from edgellm.kernels.cpu.program import Limits, ProgramError
 from edgellm.kernels.cpu.team import TeamError
+from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import default_threads, linear_kernel
 from edgellm.memory import available_bytes, bill
 from edgellm.models import build_graph
 from edgellm.quant.gguf import GGUF
 from edgellm.runner import Run, Runner
-from edgellm.sampling import SamplingParams, log_softmax_top, sample
+from edgellm.sampling import Sampler, SamplingParams, log_softmax_top, resolve_bias
 from edgellm.scheduler import Scheduler
 from edgellm.sequence import Piece, Sequence
+from edgellm.structured import Grammars
 from edgellm.tokenizer import Tokenizer
 
 STEP_TOKENS = 256  # of a prefill step
@@ -71,7 +74,9 @@ class LLM:
     ``n_ctx`` is the limit of one sequence (None: the model's, as far as memory allows; see
     ``notices``), ``n_threads`` None takes the physical cores allowed to the process, at most
     ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". ``progress`` is told
-    in words what loading is doing. Raises ValueErrors whose message is one sentence for people.
+    in words what loading is doing. ``samplers`` are functions (logits, tokens, position) that
+    change the logits of every request before its own sampling, compiled by Numba. Raises
+    ValueErrors whose message is one sentence for people.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class LLM:
         n_threads: int | None = None,
         max_num_seqs: int = 8,
         kv_type: str = "f16",
+        samplers: Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
     ) -> None:
         _check_positive(n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs)
@@ -89,6 +95,10 @@ class LLM:
             raise EdgeLLMError(f"kv_type must be f16 or f32, not {kv_type!r}.")
         say = progress or (lambda text: None)
         self.notices: list[str] = []
+        try:
+            self._users = [compile_sampler(function) for function in samplers]
+        except (UserSamplerError, targets.TargetError) as error:
+            raise EdgeLLMError(str(error)) from None
         self._gguf = GGUF(path)
         self._runner: Runner | None = None
         try:
@@ -180,6 +190,10 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer.result()
 
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.n_vocab)
+
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self._gguf.metadata
@@ -229,6 +243,8 @@ class LLM:
         finally:
             for sequence in sequences:
                 self._forget(sequence)
+        for sequence in sequences:
+            sequence.raise_error()
         completions = [_completion(s) for s in sequences]
         return completions[0] if one else completions
 
@@ -243,6 +259,7 @@ class LLM:
             while sequence.pieces or sequence.finish_reason is None:
                 if not sequence.pieces:
                     self.step()
+                sequence.raise_error()
                 while sequence.pieces:
                     yield sequence.pieces.popleft()
         finally:
@@ -294,13 +311,15 @@ class LLM:
         """Sample the sequence's next token and decide whether it was the last."""
         params, tokenizer = sequence.params, self.tokenizer
         try:
-            token = sample(logits, params, sequence.seed, len(sequence.tokens))
-        except EdgeLLMError:
+            token = sequence.sampler.draw(logits, sequence.tokens)
+            is_complete = sequence.sampler.accept(token)
+        except Exception as error:  # also of a user's function; the others' step goes on
+            sequence.error = error
             self._finish(sequence, "error")
-            raise
+            return
         now = time.perf_counter()
         sequence.first_token = sequence.first_token or now
-        if token in tokenizer.eog and not params.ignore_eos:
+        if token in tokenizer.eog and (params.structured or not params.ignore_eos):
             self._finish(sequence, "stop")
             return
         sequence.tokens.append(token)
@@ -311,7 +330,7 @@ class LLM:
             top = tuple(best)  # type: ignore[assignment]
         sequence.pieces.append(Piece(text, token, None, logprob, top))
         n_output = len(sequence.tokens) - sequence.n_prompt
-        if hit is not None:
+        if hit is not None or is_complete:
             self._finish(sequence, "stop")
         elif params.max_tokens is not None and n_output >= params.max_tokens:
             self._finish(sequence, "length")
@@ -400,7 +419,16 @@ class LLM:
                 f"The prompt has {len(tokens)} tokens and the context {self.n_ctx}: "
                 "shorten it or ask for a larger context (-c)."
             )
-        return Sequence(tokens, params, self.tokenizer.stream())
+        sequence = Sequence(tokens, params, self.tokenizer.stream())
+        sequence.sampler = Sampler(
+            params,
+            sequence.seed,
+            bias=resolve_bias(params, self.tokenizer, self.n_vocab),
+            users=self._users,
+            matcher=self._grammars.matcher(params) if params.structured else None,
+            piece=self.tokenizer.piece if self.tokenizer.has_text else None,
+        )
+        return sequence
 
     def _add(self, sequence: Sequence) -> None:
         if not self._ready().cache.fits(self._scheduler.most_tokens(sequence)):

@@ -1,9 +1,9 @@
-"""From logits to a token: a chain of pure filters, then one keyed draw.
+"""From logits to a token: a chain of pure steps, then one keyed draw.
 
-The chain is the registry ``STEPS`` in the order of this file, which is llama.cpp's default order
-(top_k, top_p, min_p, temperature: the filters look at the distribution at temperature 1). A new
-step is one function under ``@step("name")``, placed where it belongs in the order, plus its field
-in ``SamplingParams``; a step that is off returns what it was given.
+The steps are in ``edgellm/samplers``; ``SamplingParams.samplers`` says which of them run in which
+order, by default llama.cpp's (penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc,
+temperature: the filters look at the distribution at temperature 1). Before the chain come biases,
+the user's own functions and the mask of a grammar.
 
 Random numbers are a function of (seed, choice, position, token id) and of nothing else. The draw
 is Gumbel-max: the token with the largest ``logit + noise(id)`` wins, which picks token i with
@@ -13,18 +13,25 @@ winner.
 """
 
 import math
-import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import EdgeLLMError
+from edgellm.samplers.chain import NO_TOKENS, STEPS, Candidates, Context, Ids, largest
+from edgellm.samplers.noise import keyed_gumbel
+from edgellm.samplers.temperature import mirostat, mirostat_step
+from edgellm.sampling_params import SamplingParams
 
-Floats = npt.NDArray[np.floating[Any]]
-Ids = npt.NDArray[np.integer[Any]]
+if TYPE_CHECKING:
+    from edgellm.structured import Matcher
+    from edgellm.tokenizer import Tokenizer
+
+Row = npt.NDArray[np.float32]
+UserSampler = Callable[[Row, npt.NDArray[np.int64], int], None]
+Bias = tuple[npt.NDArray[np.int64], Row]
 
 
 class ModelProducedNaN(EdgeLLMError):
@@ -38,179 +45,155 @@ class ModelProducedNaN(EdgeLLMError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """What one request asks of the sampler. Names and defaults are llama.cpp's."""
-
-    max_tokens: int | None = 128  # None: until the model stops or the context is full
-    temperature: float = 0.8  # 0: greedy
-    top_k: int = 40  # 0: off
-    top_p: float = 0.95  # 1: off
-    min_p: float = 0.05  # 0: off
-    seed: int | None = None  # None or -1: a new one for every request
-    stop: Sequence[str] = ()  # becomes a tuple; one string is taken as a list of one
-    ignore_eos: bool = False
-    logprobs: int = 0  # how many alternatives to report for each token; 0: none
-
-    def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        _require_int("top_k", self.top_k, 0)
-        _require_int("logprobs", self.logprobs, 0)
-        if self.max_tokens is not None:
-            _require_int("max_tokens", self.max_tokens, 1)
-        if self.seed is not None:
-            _require_int("seed", self.seed, -1)
-        _require_float("temperature", self.temperature, math.inf)
-        _require_float("top_p", self.top_p, 1.0)
-        _require_float("min_p", self.min_p, 1.0)
-        if not all(isinstance(text, str) and text for text in stop):
-            raise EdgeLLMError("stop must hold non-empty strings.")
-
-    @property
-    def greedy(self) -> bool:
-        """True when the most likely token is always taken."""
-        return self.temperature == 0 or self.top_k == 1
-
-    def resolved_seed(self) -> int:
-        """The seed to use for one request: the given one, else a fresh random one of 32 bits."""
-        return secrets.randbits(32) if self.seed is None or self.seed == -1 else self.seed
+class NothingLeft(EdgeLLMError):
+    """Biases or user samplers leave no token to choose."""
 
 
-def _require_int(name: str, value: object, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        raise EdgeLLMError(f"{name} must be a whole number of at least {low}, not {value!r}.")
+class Sampler:
+    """Draws the tokens of one sequence.
 
-
-def _require_float(name: str, value: object, high: float) -> None:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not (0 <= float(value) <= high) or math.isinf(float(value)):  # type: ignore[arg-type]
-        limit = "finite and at least 0" if math.isinf(high) else f"between 0 and {high:g}"
-        raise EdgeLLMError(f"{name} must be {limit}, not {value!r}.")
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The tokens still in the running.
-
-    ``ids`` None stands for the whole vocabulary in order: an arange of 152,000 would cost more than
-    the filters. ``ordered`` means falling logits, equal ones by rising id; what is not ordered
-    stands by rising id, so that "the first of equals" is always the lowest id.
+    ``draw`` is a function of its arguments, but for what the sequence has been through: the state
+    of a matcher and mirostat's mu, which ``accept`` and ``draw`` move on.
     """
 
-    logits: Floats
-    ids: Ids | None = None
-    ordered: bool = False
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        *,
+        bias: Bias | None = None,
+        users: Sequence[UserSampler] = (),
+        matcher: "Matcher | None" = None,
+        piece: Callable[[int], bytes] | None = None,
+    ) -> None:
+        self.params, self.seed = params, seed
+        self._bias, self._users, self._matcher = bias, users, matcher
+        self._piece = piece
+        self._plain = bias is None and not users
+        self._greedy = params.greedy and self._plain and matcher is None
+        self._mu = 2 * params.mirostat_tau
+        self._known = 0  # tokens of the history buffer
+        self._buffer = NO_TOKENS
+        self._looks_back = bool(users) or params.penalizes or params.dries
 
-    def take(self, index: Any, ordered: bool = False) -> "Candidates":
-        """Those at ``index`` (positions, a mask or a slice)."""
-        if self.ids is not None:
-            ids = self.ids[index]
-        elif isinstance(index, slice):
-            ids = np.arange(len(self.logits))[index]
-        else:
-            index = np.flatnonzero(index) if index.dtype == np.bool_ else index
-            ids = index
-        return Candidates(self.logits[index], ids, ordered)
+    def draw(
+        self, logits: Row, tokens: Sequence[int], position: int | None = None, choice: int = 0
+    ) -> int:
+        """The token that follows ``tokens``. ``position`` is the sequence position it will take.
 
-    def head(self, k: int) -> "Candidates":
-        """The k largest, ordered."""
-        if self.ordered:
-            return self.take(slice(k), True)
-        return self.take(largest(self.logits, k), True)
+        logits: float32 [n_vocab], left as they are
+        """
+        position = len(tokens) if position is None else position
+        best = int(logits.argmax())  # numpy finds a NaN first, and the lowest id among equals
+        if not math.isfinite(logits[best]):
+            raise ModelProducedNaN(position)
+        if self._greedy:
+            return best
+        history = self._history(tokens) if self._looks_back else NO_TOKENS
+        if not self._plain:
+            logits = self._change(logits, history, position)
+        candidates = Candidates(logits)
+        if self._matcher is not None:
+            allowed = self._matcher.allowed(len(logits), self.params.ignore_eos)
+            candidates = candidates.take(allowed)
+            if not math.isfinite(candidates.logits.max()):
+                raise NothingLeft(
+                    "A logit bias or a user sampler bans every token that the grammar allows here."
+                )
+        context = Context(self.seed, position, choice, history)
+        if self._piece is not None:
+            context = Context(self.seed, position, choice, history, self._piece)
+        if self.params.mirostat:
+            return self._mirostat(candidates, context)
+        for name in self.params.samplers:
+            candidates = STEPS[name](candidates, self.params, context)
+        ids, place = pick(candidates, context)
+        return int(ids[place])
+
+    def accept(self, token: int) -> bool:
+        """Tell the grammar the token that was taken; True when the answer is complete with it."""
+        return self._matcher is not None and self._matcher.accept(token)
+
+    def _change(self, logits: Row, history: npt.NDArray[np.int64], position: int) -> Row:
+        """Biases, then the user's own functions, on a copy."""
+        logits = logits.copy()
+        if self._bias is not None:
+            ids, values = self._bias
+            logits[ids] += values
+        for user in self._users:
+            user(logits, history, position)
+        peak = logits.max()
+        if np.isnan(peak) or peak == math.inf:
+            names = ", ".join(getattr(user, "__name__", "?") for user in self._users)
+            raise NothingLeft(
+                f"A user sampler left logits at position {position} that are not numbers: {names}."
+            )
+        if peak == -math.inf:
+            raise NothingLeft("Logit biases or user samplers ban every token.")
+        return logits
+
+    def _mirostat(self, candidates: Candidates, context: Context) -> int:
+        if "temperature" in self.params.samplers:
+            candidates = STEPS["temperature"](candidates, self.params, context)
+        kept = mirostat(candidates, self._mu)
+        ids, place = pick(kept, context)
+        self._mu = mirostat_step(self._mu, kept, place, self.params)
+        return int(ids[place])
+
+    def _history(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The tokens as an array. They grow at the end, so what was copied before stays."""
+        n, known = len(tokens), self._known
+        if known > n or (known and self._buffer[known - 1] != tokens[known - 1]):
+            known = 0
+        if n > len(self._buffer):
+            buffer = np.empty(max(256, 2 * n), np.int64)
+            buffer[:known] = self._buffer[:known]
+            self._buffer = buffer
+        self._buffer[known:n] = tokens[known:]
+        self._known = n
+        return self._buffer[:n]
 
 
-Step = Callable[[Candidates, SamplingParams], Candidates]
-STEPS: dict[str, Step] = {}
-
-
-def step(name: str) -> Callable[[Step], Step]:
-    """Register a step of the chain; steps run in the order of their definition."""
-
-    def register(function: Step) -> Step:
-        STEPS[name] = function
-        return function
-
-    return register
-
-
-@step("top_k")
-def top_k(candidates: Candidates, params: SamplingParams) -> Candidates:
-    """Keep the k most likely."""
-    if params.top_k == 0 or params.top_k >= len(candidates.logits):
-        return candidates
-    return candidates.head(params.top_k)
-
-
-@step("top_p")
-def top_p(candidates: Candidates, params: SamplingParams) -> Candidates:
-    """Keep the fewest most likely ones whose probabilities sum to at least p."""
-    if params.top_p >= 1:
-        return candidates
-    logits = candidates.logits
-    peak = logits.max()
-    wanted = params.top_p * float(np.exp(logits - peak).sum(dtype=np.float64))
-
-    def nucleus(falling: Floats) -> int:
-        """How many it takes, or one more than there are."""
-        sums = np.exp(falling - peak).cumsum(dtype=np.float64)
-        return int(np.searchsorted(sums, wanted)) + 1
-
-    # The nucleus is nearly always small: only a flat distribution pays for sorting everything.
-    head = candidates.head(min(256, len(logits)))
-    count = nucleus(head.logits)
-    if count <= len(head.logits) or len(head.logits) == len(logits):
-        return head.take(slice(count), True)
-    falling = np.sort(logits)[::-1]
-    count = min(nucleus(falling), len(logits))
-    keep = logits >= falling[count - 1]
-    equals = np.flatnonzero(logits == falling[count - 1])
-    keep[equals[len(equals) - (int(keep.sum()) - count) :]] = False  # the lowest ids stay
-    return candidates.take(keep)
-
-
-@step("min_p")
-def min_p(candidates: Candidates, params: SamplingParams) -> Candidates:
-    """Keep those at least min_p times as likely as the most likely one."""
-    if params.min_p == 0:
-        return candidates
-    floor = candidates.logits.max() + np.float32(math.log(params.min_p))
-    return candidates.take(candidates.logits >= floor, candidates.ordered)
-
-
-@step("temperature")
-def temperature(candidates: Candidates, params: SamplingParams) -> Candidates:
-    """Flatten (above 1) or sharpen (below 1) what the filters left."""
-    if params.temperature == 1:
-        return candidates
-    scaled = candidates.logits / np.float64(params.temperature)
-    return Candidates(scaled, candidates.ids, candidates.ordered)
+def pick(candidates: Candidates, context: Context) -> tuple[Ids, int]:
+    """(ids, place): the one draw."""
+    ids = candidates.ids
+    if ids is None:
+        ids = np.arange(len(candidates.logits))
+    if len(ids) == 1:
+        return ids, 0
+    noise = keyed_gumbel(context.seed, context.choice, context.position, ids)
+    return ids, int((candidates.logits + noise).argmax())
 
 
 def sample(
-    logits: npt.NDArray[np.float32],  # [n_vocab]
+    logits: Row,  # [n_vocab]
     params: SamplingParams,
     seed: int,
     position: int,
     choice: int = 0,
+    tokens: Sequence[int] = (),
 ) -> int:
-    """The token that follows. ``position`` is the sequence position the token will take."""
-    best = int(logits.argmax())  # numpy finds a NaN first, and the lowest id among equals
-    if not math.isfinite(logits[best]):
-        raise ModelProducedNaN(position)
-    if params.greedy:
-        return best
-    candidates = Candidates(logits)
-    for run in STEPS.values():
-        candidates = run(candidates, params)
-    ids = np.arange(len(logits)) if candidates.ids is None else candidates.ids
-    winner = (candidates.logits + keyed_gumbel(seed, choice, position, ids)).argmax()
-    return int(ids[winner])
+    """The token that follows, for parameters that need neither a tokenizer nor a state."""
+    return Sampler(params, seed).draw(logits, tokens, position, choice)
 
 
-def log_softmax_top(
-    logits: npt.NDArray[np.float32], token: int, n: int
-) -> tuple[float, list[tuple[int, float]]]:
+def resolve_bias(params: SamplingParams, tokenizer: "Tokenizer", n_vocab: int) -> Bias | None:
+    """Token ids and what is added to their logits; biases of the same token add up."""
+    sums: dict[int, float] = {}
+    for token, value in params.logit_bias:
+        ids = tokenizer.encode(token) if isinstance(token, str) else [token]
+        for i in ids:
+            if not 0 <= i < n_vocab:
+                raise EdgeLLMError(
+                    f"logit_bias names token {i}, which is not in the vocabulary of {n_vocab}."
+                )
+            sums[i] = sums.get(i, 0.0) + value
+    if not sums:
+        return None
+    return np.array(list(sums), np.int64), np.array(list(sums.values()), np.float32)
+
+
+def log_softmax_top(logits: Row, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
     """Log probability of ``token`` and the n most likely (id, log probability), best first.
 
     These are the model's own probabilities, before any filter or temperature.
@@ -224,62 +207,8 @@ def log_softmax_top(
     return float(logits[token]) - log_sum, top
 
 
-BLOCK = 64  # elements under one maximum in `largest`: 2,400 maxima for a vocabulary of 152,000
-
-
-def largest(values: Floats, k: int) -> npt.NDArray[np.intp]:
-    """Positions of the k largest values, falling; equal values by rising position.
-
-    The k-th largest of the maxima of blocks is a bound that k values reach, so only the blocks
-    whose maximum reaches it are looked at: about k * BLOCK values instead of all. The blocks are
-    strided (block j holds j, j + n_blocks, ...), which lets numpy take all maxima in vector order.
-    """
-    n_blocks = len(values) // BLOCK
-    if n_blocks > 2 * k:
-        grid = values[: n_blocks * BLOCK].reshape(BLOCK, n_blocks)
-        maxima = grid.max(axis=0)
-        bound = np.partition(maxima, n_blocks - k)[n_blocks - k]
-        columns = np.flatnonzero(maxima >= bound)
-        rows, hits = np.nonzero(grid[:, columns] >= bound)
-        tail = np.flatnonzero(values[n_blocks * BLOCK :] >= bound) + n_blocks * BLOCK
-        index = np.concatenate((rows * n_blocks + columns[hits], tail))
-    else:
-        bound = np.partition(values, len(values) - k)[len(values) - k]
-        index = np.flatnonzero(values >= bound)
-    return index[np.lexsort((index, -values[index]))[:k]]
-
-
-# Constants of splitmix64 (Steele, Lea and Flood 2014): the odd increment and its finaliser.
-_STRIDE, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_MASK = (1 << 64) - 1
-
-
-def _mix(x: int) -> int:
-    """splitmix64's finaliser: every bit of the input reaches every bit of the output."""
-    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
-    return x ^ (x >> 31)
-
-
-def keyed_gumbel(seed: int, choice: int, position: int, ids: Ids) -> npt.NDArray[np.float64]:
-    """Standard Gumbel noise for each id, a pure function of (seed, choice, position, id).
-
-    A counter-based generator: the three numbers are folded into a 64-bit key, one finaliser each;
-    token id i then gets the i-th output of the splitmix64 stream that starts at that key.
-    """
-    key = 0
-    for number in (seed, choice, position):
-        key = _mix((key + (number + 1) * _STRIDE) & _MASK)
-    x = ids.astype(np.uint64)
-    x += np.uint64(1)
-    x *= np.uint64(_STRIDE)
-    x += np.uint64(key)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(_MIX_1)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_MIX_2)
-    x ^= x >> np.uint64(31)
-    # 52 bits and a half step stay strictly inside (0, 1); with 53 the top value rounds to 1.
-    uniform = ((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
+__all__ = [
+    "STEPS", "Candidates", "Context", "ModelProducedNaN", "NothingLeft", "Sampler",
+    "SamplingParams", "keyed_gumbel", "largest", "log_softmax_top", "pick", "resolve_bias",
+    "sample",
+]  # fmt: skip

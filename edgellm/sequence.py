@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from edgellm.sampling import SamplingParams
+from edgellm.sampling import Sampler, SamplingParams
 from edgellm.stops import StopMatcher
 
 if TYPE_CHECKING:
@@ -50,9 +50,16 @@ class Sequence:
         self.number = next(_numbers)
         self.n_prompt = len(self.tokens)
         self.seed = self.params.resolved_seed()
+        self.sampler = Sampler(self.params, self.seed)  # the engine adds what a model knows
+        self.error: Exception | None = None
         self.stops = StopMatcher(self.params.stop)
         self.arrived = time.perf_counter()
         self.started = self.first_token = self.finished = 0.0
+
+    def raise_error(self) -> None:
+        """Raise what ended the request, if an error did."""
+        if self.error is not None:
+            raise self.error
 
     @property
     def output(self) -> list[int]:

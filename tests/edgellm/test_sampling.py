@@ -12,6 +12,7 @@ from edgellm.errors import EdgeLLMError
 from edgellm.sampling import (
     STEPS,
     Candidates,
+    Context,
     ModelProducedNaN,
     SamplingParams,
     keyed_gumbel,
@@ -32,7 +33,7 @@ logits_of = hnp.arrays(
 
 def kept(name: str, logits: np.ndarray, **values: float) -> list[int]:
     """The ids that one step keeps of a whole vocabulary, rising."""
-    result = STEPS[name](Candidates(logits), SamplingParams(**{**OFF, **values}))
+    result = STEPS[name](Candidates(logits), SamplingParams(**{**OFF, **values}), Context(0, 0))
     ids = range(len(logits)) if result.ids is None else result.ids.tolist()
     assert np.array_equal(result.logits, logits[list(ids)])
     return sorted(ids)
