@@ -111,20 +111,20 @@ def _copy_pairs(n_used: int, to_places: bool) -> EmitKernel:
 
 
 def make_expert_linear(tile: Tile) -> EmitKernel:
-    """Over (expert, run of row groups). Arguments 0-12 as every linear kernel, with 1 and 2 the
-    grouped activations and outputs, 13 first place of each expert, 14 bytes of an expert's
-    weights, 15 chunks of an expert."""
+    """Over (expert, run of row groups). Arguments 0-10 as every linear kernel, with 1 and 2 the
+    grouped activations and outputs, 11 first place of each expert, 12 bytes of an expert's
+    weights, 13 chunks of an expert."""
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
         a = e.arguments(args, N_ARGUMENTS + 3)
         with e.loop(hi, lo) as chunk:
-            expert, part = chunk // a[15], chunk % a[15]
-            begin = e.load(I64, a[13] + expert * 8)
-            n_pairs = e.load(I64, a[13] + expert * 8 + 8) - begin
+            expert, part = chunk // a[13], chunk % a[13]
+            begin = e.load(I64, a[11] + expert * 8)
+            n_pairs = e.load(I64, a[11] + expert * 8 + 8) - begin
             with e.when(n_pairs > 0):
                 emit_groups(
-                    e, tile, a, part * a[8], e.minimum((part + 1) * a[8], a[7]), tid,
-                    a[0] + expert * a[14], a[1] + begin * a[4], a[2] + begin * a[5], n_pairs,
+                    e, tile, a, part * a[8], e.minimum((part + 1) * a[8], a[7]),
+                    a[0] + expert * a[12], a[1] + begin * a[4], a[2] + begin * a[5], n_pairs,
                 )  # fmt: skip
 
     return emit

@@ -34,7 +34,6 @@ class PackedLayout:
     type_name: str
     largest: int  # largest code, for dot4
     n_sums = 1  # integer sums of a group: scales may change in its middle
-    panel = True  # unpacking a panel once pays in wide prefill tiles
 
     def __init__(self) -> None:
         self.type = by_name(self.type_name)
@@ -101,7 +100,6 @@ class Packed32(PackedLayout):
     def __init__(self, type_name: str, bits: int, has_minimum: bool = False) -> None:
         self.type_name, self.bits, self.has_minimum = type_name, bits, has_minimum
         self.largest = (1 << bits) - 1
-        self.panel = bits < 8
         super().__init__()
         assert self.type.bias in (0, 8, 16, 128)
 

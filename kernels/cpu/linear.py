@@ -1,56 +1,44 @@
 """linear_<weights>: output rows = activations times weights, in register tiles.
 
-One sequence of float operations per output, the same in the one-token kernel, in every tile width
-and over a panel, so a row's result does not depend on its company (architecture, rule 6). The
-widths are chosen at run time from the number of tokens:
-
-* few tokens: tiles of 1..8 tokens read the packed weights directly, one pass over memory each;
-* many tokens: a group of rows is unpacked once into a panel that stays in the second cache level
-  (codes as bytes, scales as floats) and all tiles run over it.
+One sequence of float operations per output, the same in the one-token kernel and in every tile
+width, so a row's result does not depend on its company (architecture, rule 6). A tile of 1..8
+tokens reads a group of packed rows once; with many tokens the group stays in the second cache
+level from tile to tile. Unpacking it once into bytes and floats (a panel) was tried and does not
+pay: the multiplier pipes are the limit, unpacking runs beside them.
 
 Arguments of every linear kernel (64-bit integers): 0 weights, 1 activations, 2 output,
 3 blocks a row, 4 bytes of an activation row, 5 bytes of an output row, 6 bias or 0, 7 row groups,
-8 groups a chunk, 9 bytes of a group, 10 address of the number of tokens, 11 scratch,
-12 scratch bytes of a thread. A chunk is a run of row groups; outputs are padded to whole groups.
+8 groups a chunk, 9 bytes of a group, 10 address of the number of tokens. A chunk is a run of row
+groups; outputs are padded to whole groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from edgellm.kernels.cpu.activations import TERM, Activation
 from edgellm.kernels.cpu.decode import TracedBlock, decode_block
-from edgellm.kernels.cpu.layouts import WORDS, Fields, PackedLayout, Step
+from edgellm.kernels.cpu.layouts import WORDS, PackedLayout
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.targets import Target
 from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value
 from edgellm.quant.block import QuantType
 
-N_ARGUMENTS = 13
-PANEL_FROM = 33  # tokens from which unpacking a panel pays
+N_ARGUMENTS = 11
 _PREFETCH_FROM, _PREFETCH_BYTES = 4, 6912  # narrower tiles are memory-bound streams already
 
 
 class Tile:
     """What varies between kinds of weights: one tile of ``width`` tokens over one row group."""
 
-    block: int
+    block: int  # elements
     tiles: tuple[int, ...]  # widths in tokens, widest first
-    panel_tile = 0  # 0: no panel
 
     def block_bytes(self, lanes: int) -> int:
         raise NotImplementedError
 
     def emit(
-        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, panel: bool
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
     ) -> list[Value]:
         """The outputs [width] of one row group, each a vector over its rows."""
-        raise NotImplementedError
-
-    def panel_bytes(self, n_blocks: int, lanes: int) -> int:
-        return 0
-
-    def unpack(self, e: Emitter, w: Value, panel: Value, n_blocks: Value) -> None:
         raise NotImplementedError
 
 
@@ -61,66 +49,23 @@ class PackedTile(Tile):
         self.layout, self.form, self.block = layout, form, layout.block
         # a tile holds one sum for each token and term
         self.tiles = tuple(w for w in target.tiles if w * form.terms <= target.tiles[0])
-        self.panel_tile = target.panel_tile // form.terms if layout.panel else 0
 
     def block_bytes(self, lanes: int) -> int:
         return self.layout.block_bytes(lanes)
 
-    def _panel_block(self, lanes: int) -> int:
-        """Codes as bytes, then the fields; no layout has more than 16 of them."""
-        return (self.block + 4 * 16) * lanes
-
-    def panel_bytes(self, n_blocks: int, lanes: int) -> int:
-        return n_blocks * self._panel_block(lanes) if self.panel_tile else 0
-
-    def unpack(self, e: Emitter, w: Value, panel: Value, n_blocks: Value) -> None:
-        width, layout = 4 * e.lanes, self.layout
-        with e.loop(n_blocks) as i:
-            p, out = w + i * self.block_bytes(e.lanes), panel + i * self._panel_block(e.lanes)
-            fields = layout.fields(e, p)
-            for _, read in layout.steps(e, p):
-                for group, t, code in read():
-                    e.store(code, out + width * (group * WORDS + t))
-            at = out + self.block * e.lanes
-            for k, field in enumerate(f for named in fields.values() for f in named):
-                e.store(field(), at + width * k)
-
-    def _panel_fields(self, e: Emitter, p: Value) -> Fields:
-        """The fields of one block again, read from the panel."""
-        shape = self.layout.fields(e, p)  # traced for its shape only; the unused loads vanish
-        fields: Fields = {}
-        at = p + self.block * e.lanes
-        for name, named in shape.items():
-            addresses = [at + 4 * e.lanes * k for k in range(len(named))]
-            fields[name] = [lambda a=a: e.f32(a) for a in addresses]  # type: ignore[misc]
-            at = at + 4 * e.lanes * len(named)
-        return fields
-
-    def _panel_steps(self, e: Emitter, p: Value) -> Iterator[Step]:
-        width = 4 * e.lanes
-        for g in range(self.layout.n_groups):
-            yield (
-                (g,),
-                lambda g=g: (  # type: ignore[misc]
-                    (g, t, e.u8(p + width * (g * WORDS + t), width)) for t in range(WORDS)
-                ),
-            )
-
     def emit(
-        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, panel: bool
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
     ) -> list[Value]:
-        layout, tokens = self.layout, range(width)
-        stride = self._panel_block(e.lanes) if panel else self.block_bytes(e.lanes)
+        layout, tokens, size = self.layout, range(width), self.block_bytes(e.lanes)
         outputs = [e.var(e.zeros()) for _ in tokens]
         with e.loop(n_blocks) as i:
-            p = w + i * stride
+            p = w + i * size
             rows = [address + i * (layout.n_groups * self.form.bytes) for address in x]
-            ahead = 0 if panel or width < _PREFETCH_FROM else stride
+            ahead = size if width >= _PREFETCH_FROM else 0
             prefetch = _Prefetch(e, p, ahead, layout.n_groups * WORDS)
-            fields = self._panel_fields(e, p) if panel else layout.fields(e, p)
-            steps = self._panel_steps(e, p) if panel else layout.steps(e, p)
+            fields = layout.fields(e, p)
             results = [v.get() for v in outputs]
-            for groups, read in steps:
+            for groups, read in layout.steps(e, p):
                 blocks = {
                     (g, m, term): rows[m] + (g * self.form.bytes + term * TERM)
                     for g in groups
@@ -174,7 +119,7 @@ class FloatTile(Tile):
         return wide.bitcast(F32, e.lanes)
 
     def emit(
-        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, panel: bool
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
     ) -> list[Value]:
         outputs = [e.var(e.zeros()) for _ in range(width)]
         with e.loop(n_blocks) as k:
@@ -196,7 +141,7 @@ class DecodeTile(Tile):
         return self.type.bytes * lanes
 
     def emit(
-        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, panel: bool
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
     ) -> list[Value]:
         n = 16  # elements of a partial sum; chunks of 32 go in halves
         spare = e.stack(4 * e.lanes * width)
@@ -222,31 +167,30 @@ def make_linear(tile: Tile) -> EmitKernel:
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
         a = e.arguments(args, N_ARGUMENTS)
-        emit_groups(e, tile, a, lo * a[8], e.minimum(hi * a[8], a[7]), tid,
+        emit_groups(e, tile, a, lo * a[8], e.minimum(hi * a[8], a[7]),
                     a[0], a[1], a[2], e.load(I64, a[10]))  # fmt: skip
 
     return emit
 
 
 def emit_groups(
-    e: Emitter, tile: Tile, a: list[Value], first: Value, last: Value, tid: Value,
+    e: Emitter, tile: Tile, a: list[Value], first: Value, last: Value,
     weights: Value, x: Value, out: Value, n_tokens: Value,
 ) -> None:  # fmt: skip
     """Row groups first..last for n_tokens rows of x; shared by plain and expert kernels."""
     n_blocks, x_bytes, out_bytes, bias, group_bytes = a[3], a[4], a[5], a[6], a[9]
 
-    def widths(group: Value, w: Value, sizes: tuple[int, ...], panel: bool) -> None:
-        done = e.var(0)
+    def widths(group: Value) -> None:
+        done, w = e.var(0), weights + group * group_bytes
         column = out + group * (4 * e.lanes)
-        for width in sizes:
+        for width in tile.tiles:
             begin = done.get()
             n = (n_tokens - begin) // width
             with e.loop(n) as i:
                 token = begin + i * width
                 row = x + token * x_bytes
                 rows = [row + x_bytes * m for m in range(width)]
-                results = tile.emit(e, width, w, rows, n_blocks, panel)
-                slots = [e.var(r) for r in results]
+                slots = [e.var(r) for r in tile.emit(e, width, w, rows, n_blocks)]
                 with e.when(bias.ne(0)):
                     for slot in slots:
                         slot.set(slot.get() + e.f32(bias + group * (4 * e.lanes)))
@@ -254,21 +198,8 @@ def emit_groups(
                     e.store(slot.get(), column + (token + m) * out_bytes)
             done.set(begin + n * width)
 
-    def direct() -> None:
-        with e.loop(last, first) as group:
-            widths(group, weights + group * group_bytes, tile.tiles, panel=False)
-
-    def panels() -> None:
-        panel = a[11] + tid * a[12]
-        with e.loop(last, first) as group:
-            tile.unpack(e, weights + group * group_bytes, panel, n_blocks)
-            narrower = tuple(w for w in (4, 2, 1) if w < tile.panel_tile)
-            widths(group, panel, (tile.panel_tile, *narrower), panel=True)
-
-    if tile.panel_tile:
-        e.branch(n_tokens >= PANEL_FROM, panels, direct)
-    else:
-        direct()
+    with e.loop(last, first) as group:
+        widths(group)
 
 
 def make_pack(layout: PackedLayout) -> EmitKernel:

@@ -173,8 +173,8 @@ class Program:
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._read_as_q8 = _read_as_q8(graph, self._kernels)
         self._places: dict[Tensor, tuple[Buffer, Buffer]] = {}  # of a route: see experts
-        self._scratch_bytes = self._scratch_of_a_thread(list(matrices.values()))
-        self._scratch = allocate(limits.n_threads * self._scratch_bytes, huge=True)
+        self._scratch_bytes = self._scratch_of_a_thread()
+        self._scratch = allocate(limits.n_threads * self._scratch_bytes)
         for kernel in self._kernels.values():  # compile what has to be compiled before loading
             self._linear_address(kernel)
         self.weights = PackedWeights(
@@ -343,16 +343,10 @@ class Program:
         """The cache group of an attention op."""
         return self.groups[self._shape(op)]
 
-    def _scratch_of_a_thread(self, matrices: list[Weight]) -> int:
-        """Bytes for the widest panel or attention tile."""
-        sizes = [4096]
-        for w in matrices:
-            tile = self._kernels[w.type.id].tile
-            sizes.append(tile.panel_bytes(w.n_in // tile.block, self.target.lanes))
-        for op in self.graph.ops:
-            if op.kind == "attention":
-                sizes.append(self._shape(op).scratch_bytes())
-        return round_up(max(sizes), 4096)
+    def _scratch_of_a_thread(self) -> int:
+        """Bytes for the largest attention tile."""
+        shapes = (self._shape(op) for op in self.graph.ops if op.kind == "attention")
+        return round_up(max((s.scratch_bytes() for s in shapes), default=64), 4096)
 
     def _group(self, shape: AttentionShape) -> AttentionGroup:
         if shape not in self.groups:
@@ -408,7 +402,6 @@ class Program:
             self.weights.address(weight), x, out, n_blocks, x.row_bytes, out.row_bytes,
             self._vector(bias) if bias is not None else 0, n_groups, chunk,
             kernel.group_bytes(weight, self.target.lanes), self._count(op.output),
-            self._scratch.ctypes.data, self._scratch_bytes,
         ]  # fmt: skip
         self.stages.parallel(
             op.label, self._linear_address(kernel), args, self.stages.constant(n_chunks), 1,
@@ -459,7 +452,7 @@ class Program:
         args = [
             self.weights.address(weight), grouped, results, n_blocks, pair_bytes, result_bytes,
             0, n_groups, chunk, kernel.group_bytes(weight, lanes), count,
-            self._scratch.ctypes.data, self._scratch_bytes, starts,
+            starts,
             kernel.matrix_bytes(weight, lanes), n_chunks,
         ]  # fmt: skip
         n_work = self.stages.constant(n_chunks * weight.shape[2])

@@ -35,7 +35,6 @@ class Target:
 
     ``lanes`` is the number of float32 in a vector and of weight rows interleaved in a packed
     group. ``tiles`` are the token widths of the register tiles, widest first, ending in 1.
-    ``panel_tile`` is the width used over a weight panel that was unpacked once.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Target:
     cpu: str  # LLVM CPU name; "" = the host itself
     features: tuple[str, ...]  # LLVM features beside the CPU name
     tiles: tuple[int, ...]
-    panel_tile: int
     registers: int  # vector registers a tile may count on
 
     def available(self) -> bool:
@@ -95,7 +93,6 @@ TARGETS: dict[str, Target] = {
             cpu="",
             features=(),
             tiles=(8, 6, 5, 4, 3, 2, 1),
-            panel_tile=8,
             registers=32,
         ),
         Target(
@@ -105,7 +102,6 @@ TARGETS: dict[str, Target] = {
             cpu="x86-64-v3",
             features=("avxvnni",),
             tiles=(4, 3, 2, 1),
-            panel_tile=4,
             registers=16,
         ),
         Target(
@@ -115,7 +111,6 @@ TARGETS: dict[str, Target] = {
             cpu="x86-64-v3",
             features=(),
             tiles=(4, 2, 1),
-            panel_tile=4,
             registers=16,
         ),
         Target(
@@ -125,7 +120,6 @@ TARGETS: dict[str, Target] = {
             cpu="generic" if platform.machine().lower() in ("aarch64", "arm64") else "x86-64",
             features=(),
             tiles=(4, 1),
-            panel_tile=4,
             registers=16,
         ),
     )

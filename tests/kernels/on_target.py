@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from edgellm.kernels import reference
 from edgellm.kernels.cpu import activations, linear, targets
 from edgellm.kernels.cpu.decode import decode_block
-from edgellm.kernels.cpu.memory import allocate
 from edgellm.kernels.cpu.store import EmitKernel, KernelStore
 from edgellm.kernels.cpu.vector import Emitter, Value
 from edgellm.kernels.cpu.weights import PackedWeights, linear_kernel
@@ -206,7 +205,6 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
         args = [x.ctypes.data, x.strides[0], acts.ctypes.data, acts.strides[0], n // form.block]
         run(f"quantize_{form.name}", activations.make_quantize(form), args, 0, 75)
     n_blocks, n_groups = n // kernel.tile.block, kernel.n_groups(weight, TARGET.lanes)
-    scratch = allocate(kernel.tile.panel_bytes(n_blocks, TARGET.lanes) + 64)
     bias = rng.standard_normal(n_groups * TARGET.lanes).astype(np.float32)
     expected = quantized(x, form.terms) @ kind.dequantize(rows).T + bias[:n_rows]
     if precise:
@@ -217,8 +215,7 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
         count = np.array([n_tokens], np.int64)
         args = [packed.address(weight), acts.ctypes.data, out.ctypes.data, n_blocks,
                 acts.strides[0], out.strides[0], bias.ctypes.data, n_groups, 2,
-                kernel.group_bytes(weight, TARGET.lanes), count.ctypes.data, scratch.ctypes.data,
-                len(scratch)]  # fmt: skip
+                kernel.group_bytes(weight, TARGET.lanes), count.ctypes.data]  # fmt: skip
         run(kernel.name, linear.make_linear(kernel.tile), args, 0, -(-n_groups // 2))
         whole = out if whole is None else whole
         assert nmse(out[:, :n_rows], expected[:n_tokens]) < 1e-11
