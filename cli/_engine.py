@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def load(
-    path: Path, ctx_size: int, threads: int, template: str | None = None, plain: bool = False
+    path: Path,
+    ctx_size: int,
+    threads: int,
+    template: str | None = None,
+    plain: bool = False,
+    parallel: int = 1,
 ) -> "LLM":
     """The model, with progress and notices on stderr."""
     prestart_helper(path, template)
@@ -25,7 +30,7 @@ def load(
             path,
             n_ctx=ctx_size or None,
             n_threads=threads_or_none(threads),
-            max_num_seqs=1,
+            max_num_seqs=parallel,
             progress=status,
         )
     finally:

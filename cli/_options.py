@@ -16,7 +16,7 @@ def _model_context(value: int) -> int:
     return value
 
 
-def _automatic_or_positive(value: int) -> int:
+def automatic_or_positive(value: int) -> int:
     if value == 0 or value < -1:
         raise typer.BadParameter("must be at least 1, or -1 for automatic")
     return value
@@ -68,7 +68,7 @@ Threads = Annotated[
         "-t",
         "--threads",
         envvar="EDGELLM_THREADS",
-        callback=_automatic_or_positive,
+        callback=automatic_or_positive,
         help="Threads; -1: the physical cores this process may use.",
     ),
 ]

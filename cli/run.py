@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import _model
-from edgellm.cli._options import CtxSize, GpuLayers, Model, ModelFlag, Threads
+from edgellm.cli._batch import Shape, open_batch, run_batch
+from edgellm.cli._options import (
+    CtxSize,
+    GpuLayers,
+    Model,
+    ModelFlag,
+    Threads,
+    automatic_or_positive,
+)
 from edgellm.cli._output import say, write
 from edgellm.cli._prompt_options import (
     Reasoning,
@@ -20,6 +28,7 @@ from edgellm.cli._prompt_options import (
     system_message,
     template_variables,
 )
+from edgellm.cli._prompt_tokens import no_system_message, prompt_tokens
 from edgellm.cli._sampling import Sampling, with_sampling
 
 if TYPE_CHECKING:
@@ -62,6 +71,33 @@ def command(
             "-o", "--output", envvar="EDGELLM_OUTPUT", callback=_format, help="text or json."
         ),
     ] = "text",
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch",
+            metavar="FILE",
+            help="Answer every line of a JSONL file, each with prompt or messages, and an id and "
+            "sampling parameters if you like; -: stdin.",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Where the answers of --batch go; what is there already is not computed again.",
+        ),
+    ] = None,
+    parallel: Annotated[
+        int,
+        typer.Option(
+            "-np",
+            "--parallel",
+            envvar="EDGELLM_PARALLEL",
+            callback=automatic_or_positive,
+            help="Lines of --batch that run together; -1: 8.",
+        ),
+    ] = -1,
     chat_template: Template = None,
     template_arguments: TemplateArguments = None,
     reasoning: Reasoning = "auto",
@@ -80,13 +116,24 @@ def command(
       edgellm run model.gguf -f question.txt --temp 0
       git diff | edgellm run model.gguf -sys "Summarise this change in one line."
       edgellm run model.gguf -p "2+2=" --raw -n 8 --output json
+      edgellm run model.gguf -p "A person:" -j '{"required": ["name"]}'
+      edgellm run model.gguf --batch in.jsonl --out out.jsonl
     """
     if model is not None and model_argument is not None and prompt_argument is None:
         model_argument, prompt_argument = None, model_argument  # run -m MODEL PROMPT
     name = _model.pick(model_argument, model)
     system = system_message(system, system_file)
     if raw and system is not None:
-        raise _no_system_message("--raw is given")
+        raise no_system_message("--raw is given")
+    if batch is not None or out is not None:
+        texts = (prompt_argument, prompt, file)
+        source = open_batch(batch, out, any(text is not None for text in texts))
+        shape = Shape(system, raw, chat_template, template_arguments, reasoning)
+        run_batch(
+            _model.locate(name), source, str(out), sampling.params(), shape,
+            (ctx_size, threads, parallel),
+        )  # fmt: skip
+        return
     text = _prompt(prompt_argument, prompt, file)
     path = _model.locate(name)
 
@@ -96,18 +143,11 @@ def command(
     llm = load(path, ctx_size, threads, chat_template)
     with llm:
         variables = template_variables(template_arguments, reasoning)
-        tokens = _tokens(llm, text, system, raw, chat_template, variables)
+        tokens = prompt_tokens(llm, text, system, raw, chat_template, variables)
         if output == "json":
             _print_json(llm, str(path), tokens, params)
         else:
             _print_text(llm, tokens, params, show_timings)
-
-
-def _no_system_message(why: str) -> typer.BadParameter:
-    return typer.BadParameter(
-        f"{why}, so there is no system message; put it into the prompt",
-        param_hint="'-sys' / '--system'",
-    )
 
 
 def _prompt(argument: str | None, flag: str | None, file: str | None) -> str:
@@ -148,32 +188,6 @@ def read_text(file: str | None) -> tuple[str, str]:
             f"{origin} is not UTF-8 text (byte {error.start})", param_hint=hint
         ) from None
     return text.removesuffix("\n").removesuffix("\r"), origin
-
-
-def _tokens(
-    llm: "LLM",
-    text: str,
-    system: str | None,
-    raw: bool,
-    chat_template: str | None,
-    variables: dict[str, Any],
-) -> list[int]:
-    """The prompt as the model expects it."""
-    if raw or (llm.chat_template is None and chat_template is None):
-        if system is not None:
-            raise _no_system_message("the model has no chat template")
-        if not raw:
-            say("The model has no chat template: it continues the prompt as it is.")
-        return llm.tokenize(text, add_special=True)
-
-    from edgellm.chat_tokens import render_tokens
-    from edgellm.conversation import template_of
-
-    messages = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    template = template_of(llm, chat_template)
-    return render_tokens(llm.tokenizer, template, messages, variables=variables)
 
 
 def _print_text(llm: "LLM", tokens: list[int], params: Any, show_timings: bool) -> None:

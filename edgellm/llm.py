@@ -153,6 +153,7 @@ class LLM:
             "loaded": _kernels.loaded - before[1],
             "seconds": _kernels.seconds - before[2],
         }
+        self.max_num_seqs = max_num_seqs
         self._scheduler = Scheduler(self._runner.cache, limits.max_tokens, max_num_seqs, self.n_ctx)
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
         self._last: Sequence | None = None
@@ -242,17 +243,15 @@ class LLM:
                 self.step()
         finally:
             for sequence in sequences:
-                self._forget(sequence)
+                self.forget(sequence)
         for sequence in sequences:
             sequence.raise_error()
-        completions = [_completion(s) for s in sequences]
+        completions = [completion_of(s) for s in sequences]
         return completions[0] if one else completions
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
         """The completion piece by piece; leaving the loop early frees the sequence."""
-        sequence = self._sequence(prompt, params or SamplingParams())
-        self._add(sequence)
-        return self._stream(sequence)
+        return self._stream(self.submit(prompt, params or SamplingParams()))
 
     def _stream(self, sequence: Sequence) -> Iterator[Piece]:
         try:
@@ -263,7 +262,7 @@ class LLM:
                 while sequence.pieces:
                     yield sequence.pieces.popleft()
         finally:
-            self._forget(sequence)
+            self.forget(sequence)
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """float32 [n_tokens, n_vocab]: a fresh sequence from position 0, the logits after each."""
@@ -430,13 +429,20 @@ class LLM:
         )
         return sequence
 
+    def submit(self, prompt: Prompt, params: SamplingParams) -> Sequence:
+        """Queue a request: ``step`` until it has a ``finish_reason``, or ``forget`` it."""
+        sequence = self._sequence(prompt, params)
+        self._add(sequence)
+        return sequence
+
     def _add(self, sequence: Sequence) -> None:
         if not self._ready().cache.fits(self._scheduler.most_tokens(sequence)):
             raise ContextFull("The request can never fit into the key-value cache (-c).")
         with self._lock:
             self._scheduler.add(sequence)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: Sequence) -> None:
+        """Free what a request holds, finished or not."""
         if self._runner is not None:
             with self._lock:
                 self._scheduler.remove(sequence)
@@ -454,7 +460,8 @@ def _check_positive(**values: int | None) -> None:
             raise EdgeLLMError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 
-def _completion(sequence: Sequence) -> Completion:
+def completion_of(sequence: Sequence) -> Completion:
+    """What a finished request comes to; its pieces must not have been taken."""
     pieces = list(sequence.pieces)
     logprobs = None
     if sequence.params.logprobs:
