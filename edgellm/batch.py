@@ -189,8 +189,8 @@ class Progress:
             parts.append(f"{self.failed} failed")
         if self.skipped:
             parts.append(f"{self.skipped} were there already")
-        speed = self.tokens / self.seconds if self.seconds else 0.0
-        return f"{', '.join(parts)}; {speed:.1f} tokens/s"
+        speed = f"; {self.tokens / self.seconds:.1f} tokens/s" if self.tokens else ""
+        return ", ".join(parts) + speed
 
 
 def run(

@@ -1,4 +1,4 @@
-"""What a step takes and gives: the tokens still in the running, and what it may know of the rest."""
+"""What a step takes and gives: the tokens still in the running, and what it may know."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

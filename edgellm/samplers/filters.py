@@ -43,7 +43,7 @@ def typical(candidates: Candidates, params: "SamplingParams", context: Context) 
     p = probabilities(candidates.logits)
     with np.errstate(divide="ignore"):
         surprise = -np.log(p)
-    entropy = float(p @ np.where(p > 0, surprise, 0.0))
+    entropy = float((p * np.where(p > 0, surprise, 0.0)).sum())
     nearest = np.argsort(np.abs(surprise - entropy), kind="stable")
     count = int(np.searchsorted(p[nearest].cumsum(), params.typical_p, side="right")) + 1
     keep = np.zeros(len(p), np.bool_)

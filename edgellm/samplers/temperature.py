@@ -35,7 +35,7 @@ def dynamic(candidates: Candidates, params: "SamplingParams") -> float:
     high = params.temperature + params.dynatemp_range
     p = probabilities(candidates.logits)
     p = p[p > 0]
-    share = min(1.0, max(0.0, float(-(p @ np.log(p))) / math.log(n)))
+    share = min(1.0, max(0.0, -float((p * np.log(p)).sum()) / math.log(n)))
     return low + (high - low) * math.pow(share, params.dynatemp_exponent)
 
 
