@@ -26,7 +26,7 @@ class UserSamplerError(ValueError):
 def compile_sampler(function: Callable[..., Any]) -> Callable[..., Any]:
     """Machine code of fn(logits: float32[n_vocab], tokens: int64[n], position: int) -> None.
     Raises UserSamplerError, whose message names the function."""
-    name = getattr(function, "__name__", repr(function))
+    name = getattr(function, "__name__", None) or repr(function)
     if not inspect.isfunction(function):
         raise UserSamplerError(
             f"The sampler {name} is not a plain Python function of (logits, tokens, position)."
