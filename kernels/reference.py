@@ -60,7 +60,8 @@ def _rms_norm(op: Op, inputs: list[Array], step: Step) -> Array:
     weight = step.load(op.weights["weight"])
     x = inputs[0].reshape(len(inputs[0]), -1, len(weight))
     mean = np.mean(x * x, axis=-1, keepdims=True)
-    return (x / np.sqrt(mean + np.float32(op.attrs["eps"])) * weight).reshape(inputs[0].shape)
+    y: Array = x / np.sqrt(mean + np.float32(op.attrs["eps"])) * weight
+    return y.reshape(inputs[0].shape)
 
 
 def _linear(op: Op, inputs: list[Array], step: Step) -> Array:

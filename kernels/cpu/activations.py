@@ -1,74 +1,90 @@
-"""What linear kernels read: rows of activations, quantized to int8 in blocks or left float32.
+"""What linear kernels read: rows of activations, quantized to int8 or left float32.
 
 ``q8`` is a run of structs of 52 bytes, one per 32 values, so that a kernel needs one pointer per
 token: int8 codes | 32: float32 scale | 36: float32 scale times the sum of codes | 40: int32 sum of
-codes times -128 | 44, 48: int32 sums of the first and last 16 codes times -32. A row is quantized
-alone (architecture, rule 6): code = round(x * 127 / max|x|), half to even.
+codes times -128 | 44, 48: int32 sums of the first and last 16 codes times -32. The negative
+multiples of sums are starting values of accumulators for biased codes; other biases are arithmetic
+shifts of them. A row is quantized alone (architecture, rule 6): code = round(x * 127 / max|x|),
+half to even, with the maximum over a *span* of one struct or of four.
 
-``q8x2`` has a second struct right behind each first: what rounding lost, in codes with 1/254 of
-the scale. Its 15 bits are for models whose activations have outliers (``Graph.precise``).
+Spans: formats of 32 elements read spans of 32; K-quants read ``q8k``, spans of 128, where 256 would
+let an outlier take the resolution of 255 neighbours and 32 costs their tiles 6 % more.
 
-The negative multiples of sums are starting values of accumulators for biased codes; other biases
-are arithmetic shifts of them. K-quants use blocks of 32 too, not 256: it costs them a few percent
-and halves to thirds the divergence from float32 (Gemma 3 270M: KL 0.0057 instead of 0.0135).
+``q8x2`` and ``q8kx2`` have a second struct right behind each first: what rounding lost, in codes
+with 1/254 of the scale. Their 15 bits are for models whose activations have outliers
+(``Graph.precise``): with spans of 32 and one term Gemma 3 270M still diverges by KL 0.006.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.vector import F32, Emitter, Value
 
+SCALE, SCALED_SUM, SUM_128, SUM_32 = 32, 36, 40, 44  # offsets in a struct
+TERM = 52  # bytes of a struct
+GROUP = 32  # values of a struct
+
 
 @dataclass(frozen=True)
 class Activation:
-    """A format of activation rows: ``block`` values in ``bytes`` bytes, in ``terms`` structs."""
+    """A format of activation rows: ``terms`` structs (0: plain floats) for each group of values,
+    with one scale for each ``span`` of values."""
 
     name: str
-    block: int
-    bytes: int
-    terms: int
+    span: int
+    terms: int = 1
+
+    @property
+    def group_bytes(self) -> int:
+        return TERM * self.terms
 
     def row_bytes(self, n: int) -> int:
-        return n // self.block * self.bytes
+        return n // GROUP * self.group_bytes if self.terms else 4 * n
+
+    def precise(self) -> Activation:
+        """The same with two terms."""
+        return replace(self, name=f"{self.name}x2", terms=2)
 
 
-Q8 = Activation("q8", 32, 52, 1)
-Q8X2 = Activation("q8x2", 32, 104, 2)
-PLAIN = Activation("f32", 1, 4, 0)
-TERM = Q8.bytes
-SCALE, SCALED_SUM, SUM_128, SUM_32 = 32, 36, 40, 44  # offsets in a q8 struct
+Q8 = Activation("q8", 32)
+Q8K = Activation("q8k", 128)
+PLAIN = Activation("f32", 1, 0)
 
 
 def make_quantize(form: Activation) -> EmitKernel:
-    """To q8 or q8x2, over rows. 0 x, 1 x row bytes, 2 out, 3 out row bytes, 4 blocks a row."""
+    """Over rows. 0 x, 1 x row bytes, 2 out, 3 out row bytes, 4 spans in a row."""
+    out_bytes_of_span = form.span // GROUP * form.group_bytes
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
-        x, x_bytes, out, out_bytes, n_blocks = e.arguments(args, 5)
+        x, x_bytes, out, out_bytes, n_spans = e.arguments(args, 5)
         with e.loop(hi, lo) as row:
             source, target = x + row * x_bytes, out + row * out_bytes
-            with e.loop(n_blocks) as i:
-                _quantize_block(e, form, source + i * (4 * form.block), target + i * form.bytes)
+            with e.loop(n_spans) as i:
+                at = source + i * (4 * form.span)
+                _quantize_span(e, form, at, target + i * out_bytes_of_span)
 
     return emit
 
 
-def _quantize_block(e: Emitter, form: Activation, x: Value, out: Value) -> None:
-    values = [e.f32(x + 4 * i) for i in range(0, Q8.block, e.lanes)]
-    largest = e.abs(values[0])
-    for v in values[1:]:
-        largest = e.maximum(largest, e.abs(v))
+def _quantize_span(e: Emitter, form: Activation, x: Value, out: Value) -> None:
+    largest = e.zeros()
+    for i in range(0, form.span, e.lanes):
+        largest = e.maximum(e.abs(e.f32(x + 4 * i)), largest)
     largest = e.max(largest)
     zero = largest.eq(0.0)
     one = e.const(1.0, F32, e.lanes)
-    factor = e.select(zero, e.zeros(), 127.0 / e.select(zero, one, largest))
-    scale = largest * (1 / 127)
-    for term in range(form.terms):
-        rounded = [e.rint(v * factor) for v in values]
-        _store_term(e, [r.i32() for r in rounded], scale[0], out + TERM * term)
-        values = [e.fma(-r, scale, v) for r, v in zip(rounded, values, strict=True)]
-        factor, scale = factor * 254.0, scale * (1 / 254)
+    first_factor = e.select(zero, e.zeros(), 127.0 / e.select(zero, one, largest))
+    for group in range(form.span // GROUP):
+        values = [e.f32(x + 4 * (GROUP * group + i)) for i in range(0, GROUP, e.lanes)]
+        factor, scale = first_factor, largest * (1 / 127)
+        for term in range(form.terms):
+            rounded = [e.rint(v * factor) for v in values]
+            at = out + (form.group_bytes * group + TERM * term)
+            _store_term(e, [r.i32() for r in rounded], scale[0], at)
+            values = [e.fma(-r, scale, v) for r, v in zip(rounded, values, strict=True)]
+            factor, scale = factor * 254.0, scale * (1 / 254)
 
 
 def _store_term(e: Emitter, codes: list[Value], scale: Value, out: Value) -> None:

@@ -6,25 +6,35 @@ accumulates all rows at once without a horizontal sum; scales and minimums are v
 Packed weights are exactly as large as the file's: sub-block scales keep their 6 bits.
 
 A layout says how a block is packed and how it is read again, side by side. Reading goes in groups
-of 32 elements, the blocks of the activations: ``fields`` are vectors of scales and the like,
-``steps`` the codes of one group or two, and ``start`` and ``end`` turn integer sums into floats.
-That arithmetic is one sequence per output, whatever the tile (rule 6).
+of 32 elements, the structs of the activations: ``steps`` are the codes of one group or two,
+``fields`` the scales and minimums as vectors over rows: an element is scale * (code - bias) +
+minimum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from edgellm.kernels.cpu.activations import Q8, SCALE, SCALED_SUM, SUM_32, SUM_128
+from edgellm.kernels.cpu.activations import GROUP, Q8, Q8K, SUM_32, SUM_128, Activation
 from edgellm.kernels.cpu.decode import TracedBlock
-from edgellm.kernels.cpu.vector import F32, I8, I16, I32, Emitter, Value
+from edgellm.kernels.cpu.vector import I8, I16, I32, Emitter, Value
 from edgellm.quant import by_name
 from edgellm.quant.q4_k import group_scale
 
-Fields = dict[str, list[Callable[[], Value]]]  # read lazily: few registers are live at a time
+Thunk = Callable[[], Value]  # read when it is needed: few registers are live at a time
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Vectors over rows: ``scales`` [n_groups * n_sums], ``minimums`` [n_groups] or none."""
+
+    scales: list[Thunk]
+    minimums: list[Thunk] = field(default_factory=list)
+
+
 Codes = Iterator[tuple[int, int, Value]]  # (group, word in it, 4 * lanes unsigned codes)
 Step = tuple[tuple[int, ...], Callable[[], Codes]]  # groups that are read together
-GROUP = Q8.block  # elements
 WORDS = GROUP // 4
 
 
@@ -32,6 +42,7 @@ class PackedLayout:
     """Base of the layouts."""
 
     type_name: str
+    form: Activation
     largest: int  # largest code, for dot4
     n_sums = 1  # integer sums of a group: scales may change in its middle
 
@@ -75,12 +86,6 @@ class PackedLayout:
         activations. ``x`` is the group's activation block."""
         return [e.const(0, I32, e.lanes)]
 
-    def end(
-        self, e: Emitter, f: Fields, x: Value, group: int, sums: list[Value], out: Value
-    ) -> Value:
-        """The output with a group's integer sums added."""
-        raise NotImplementedError
-
 
 def _pack_bits(e: Emitter, words: list[Value], bit: int) -> Value:
     """Bit ``bit`` of 8 words as bits 0..7 of one."""
@@ -96,6 +101,8 @@ class Packed32(PackedLayout):
     scales [lanes] f16 | minimums [lanes] f16 if any | fifth bits (one word) if any | codes: 4 words
     of nibbles (word t low, t + 4 high) or 8 words of bytes.
     """
+
+    form = Q8
 
     def __init__(self, type_name: str, bits: int, has_minimum: bool = False) -> None:
         self.type_name, self.bits, self.has_minimum = type_name, bits, has_minimum
@@ -131,9 +138,9 @@ class Packed32(PackedLayout):
     def fields(self, e: Emitter, p: Value) -> Fields:
         d = e.load_f16(p, e.lanes)
         if not self.has_minimum:
-            return {"d": [lambda: d]}
+            return Fields([lambda: d])
         m = e.load_f16(p + 2 * e.lanes, e.lanes)
-        return {"d": [lambda: d], "m": [lambda: m]}
+        return Fields([lambda: d], [lambda: m])
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         fifth, codes = self._offsets(e.lanes)
@@ -160,14 +167,6 @@ class Packed32(PackedLayout):
             return super().start(e, x)
         return [e.broadcast(I32, x + SUM_128) >> {128: 0, 16: 3, 8: 4}[self.type.bias]]
 
-    def end(
-        self, e: Emitter, f: Fields, x: Value, group: int, sums: list[Value], out: Value
-    ) -> Value:
-        out = e.fma(sums[0].f32() * e.broadcast(F32, x + SCALE), f["d"][0](), out)
-        if self.has_minimum:  # the format adds its minimum
-            out = e.fma(e.broadcast(F32, x + SCALED_SUM), f["m"][0](), out)
-        return out
-
 
 class PackedQ4K(PackedLayout):
     """Q4_K and Q5_K: 8 groups with 6-bit scales and minimums.
@@ -176,6 +175,8 @@ class PackedQ4K(PackedLayout):
     bits | 32 words of nibbles. The three words, s = scales and m = minimums as [group][row]: s0..3
     and the top two bits of s4..7 | m likewise | low nibbles of s4..7 and m4..7.
     """
+
+    form = Q8K
 
     def __init__(self, type_name: str) -> None:
         self.type_name = type_name
@@ -220,13 +221,10 @@ class PackedQ4K(PackedLayout):
         def times(parts: list[Value], group: int, factor: Value) -> Value:
             return parts[group // 4].slice(n * (group % 4), n).f32() * factor
 
-        return {
-            "scale": [lambda g=g: times(scales, g, d) for g in range(8)],  # type: ignore[misc]
-            "minus_min": [
-                lambda g=g: times(minimums, g, minus_dmin)  # type: ignore[misc]
-                for g in range(8)
-            ],
-        }
+        return Fields(
+            [lambda g=g: times(scales, g, d) for g in range(8)],  # type: ignore[misc]
+            [lambda g=g: times(minimums, g, minus_dmin) for g in range(8)],  # type: ignore[misc]
+        )
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         width = 4 * e.lanes
@@ -246,12 +244,6 @@ class PackedQ4K(PackedLayout):
 
             yield (2 * j, 2 * j + 1), read
 
-    def end(
-        self, e: Emitter, f: Fields, x: Value, group: int, sums: list[Value], out: Value
-    ) -> Value:
-        out = e.fma(sums[0].f32() * e.broadcast(F32, x + SCALE), f["scale"][group](), out)
-        return e.fma(e.broadcast(F32, x + SCALED_SUM), f["minus_min"][group](), out)
-
 
 class PackedQ6K(PackedLayout):
     """Q6_K: 16 signed 8-bit scales, two to a group.
@@ -260,7 +252,7 @@ class PackedQ6K(PackedLayout):
     nibbles of words 2 and 3, high two bits of all four.
     """
 
-    type_name, largest, n_sums = "q6_k", 63, 2
+    type_name, form, largest, n_sums = "q6_k", Q8K, 63, 2
 
     def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
         e.store(e.load(I16, b.address + 208), out + row * 2)
@@ -287,7 +279,7 @@ class PackedQ6K(PackedLayout):
         def scale(s: int) -> Value:
             return e.load(I8, p + (2 + s) * e.lanes, e.lanes).f32() * d
 
-        return {"scale": [lambda s=s: scale(s) for s in range(16)]}  # type: ignore[misc]
+        return Fields([lambda s=s: scale(s) for s in range(16)])  # type: ignore[misc]
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         width = 4 * e.lanes
@@ -306,13 +298,6 @@ class PackedQ6K(PackedLayout):
 
     def start(self, e: Emitter, x: Value) -> list[Value]:
         return [e.broadcast(I32, x + SUM_32), e.broadcast(I32, x + (SUM_32 + 4))]
-
-    def end(
-        self, e: Emitter, f: Fields, x: Value, group: int, sums: list[Value], out: Value
-    ) -> Value:
-        total = sums[0].f32() * f["scale"][2 * group]()
-        total = e.fma(sums[1].f32(), f["scale"][2 * group + 1](), total)
-        return e.fma(total, e.broadcast(F32, x + SCALE), out)
 
 
 LAYOUTS: dict[str, PackedLayout] = {

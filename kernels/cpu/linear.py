@@ -14,9 +14,9 @@ groups; outputs are padded to whole groups.
 
 from __future__ import annotations
 
-from edgellm.kernels.cpu.activations import TERM, Activation
+from edgellm.kernels.cpu.activations import GROUP, SCALE, SCALED_SUM, TERM, Activation
 from edgellm.kernels.cpu.decode import TracedBlock, decode_block
-from edgellm.kernels.cpu.layouts import WORDS, PackedLayout
+from edgellm.kernels.cpu.layouts import WORDS, Fields, PackedLayout
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.targets import Target
 from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value
@@ -56,35 +56,63 @@ class PackedTile(Tile):
     def emit(
         self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
     ) -> list[Value]:
-        layout, tokens, size = self.layout, range(width), self.block_bytes(e.lanes)
-        outputs = [e.var(e.zeros()) for _ in tokens]
+        layout, form, size = self.layout, self.form, self.block_bytes(e.lanes)
+        outputs = [e.var(e.zeros()) for _ in range(width)]
         with e.loop(n_blocks) as i:
             p = w + i * size
-            rows = [address + i * (layout.n_groups * self.form.bytes) for address in x]
+            rows = [address + i * (layout.n_groups * form.group_bytes) for address in x]
             ahead = size if width >= _PREFETCH_FROM else 0
             prefetch = _Prefetch(e, p, ahead, layout.n_groups * WORDS)
             fields = layout.fields(e, p)
-            results = [v.get() for v in outputs]
+            block = _Block(e, layout, form, fields, [v.get() for v in outputs])
             for groups, read in layout.steps(e, p):
-                blocks = {
-                    (g, m, term): rows[m] + (g * self.form.bytes + term * TERM)
+                structs = {
+                    (g, m, term): rows[m] + (g * form.group_bytes + term * TERM)
                     for g in groups
-                    for m in tokens
-                    for term in range(self.form.terms)
+                    for m in range(width)
+                    for term in range(form.terms)
                 }
-                sums = {at: layout.start(e, block) for at, block in blocks.items()}
+                sums = {at: layout.start(e, struct) for at, struct in structs.items()}
                 for g, t, code in read():
                     prefetch.step()
                     part = t * layout.n_sums // WORDS
-                    for at in (at for at in blocks if at[0] == g):
-                        four = e.broadcast(I32, blocks[at] + 4 * t).bitcast(I8, 4 * e.lanes)
+                    for at in (at for at in structs if at[0] == g):
+                        four = e.broadcast(I32, structs[at] + 4 * t).bitcast(I8, 4 * e.lanes)
                         sums[at][part] = e.dot4(sums[at][part], code, four, layout.largest)
-                for at, block in blocks.items():
-                    group, m, _ = at
-                    results[m] = layout.end(e, fields, block, group, sums[at], results[m])
-            for m in tokens:
-                outputs[m].set(results[m])
+                for at, struct in structs.items():
+                    block.add(*at, sums[at], struct)
+            for slot, result in zip(outputs, block.outputs, strict=True):
+                slot.set(result)
         return [v.get() for v in outputs]
+
+
+class _Block:
+    """From integer sums of groups to outputs, in the one order of float operations there is:
+    within a span of activations scale by scale, then times the span's scale."""
+
+    def __init__(
+        self, e: Emitter, layout: PackedLayout, form: Activation, fields: Fields,
+        outputs: list[Value],
+    ) -> None:  # fmt: skip
+        self.e, self.layout, self.fields, self.outputs = e, layout, fields, outputs
+        self.groups_of_span = form.span // GROUP
+        self.partial: dict[tuple[int, int], Value] = {}  # of the open span, by token and term
+
+    def add(self, group: int, token: int, term: int, sums: list[Value], struct: Value) -> None:
+        e, at = self.e, (token, term)
+        for k, total in enumerate(sums):
+            scale = self.fields.scales[group * self.layout.n_sums + k]()
+            if at in self.partial:
+                self.partial[at] = e.fma(total.f32(), scale, self.partial[at])
+            else:
+                self.partial[at] = total.f32() * scale
+        if self.fields.minimums:
+            minimum, scaled_sum = self.fields.minimums[group](), struct + SCALED_SUM
+            broadcast = e.broadcast(F32, scaled_sum)
+            self.outputs[token] = e.fma(broadcast, minimum, self.outputs[token])
+        if (group + 1) % self.groups_of_span == 0:
+            scale = e.broadcast(F32, struct + SCALE)
+            self.outputs[token] = e.fma(self.partial.pop(at), scale, self.outputs[token])
 
 
 class _Prefetch:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.cpu import attention, elementwise, experts, targets
-from edgellm.kernels.cpu.activations import PLAIN, Q8, Q8X2, Activation, make_quantize
+from edgellm.kernels.cpu.activations import PLAIN, Activation, make_quantize
 from edgellm.kernels.cpu.attention import BLOCK, ITEM_WORDS, PIECE, AttentionShape
 from edgellm.kernels.cpu.linear import make_linear
 from edgellm.kernels.cpu.memory import allocate, round_up
@@ -168,10 +168,9 @@ class Program:
         }
         self.stages = Stages()
         self.buffers: dict[Tensor, Buffer] = {}
-        self._form = Q8X2 if graph.precise else Q8
-        self._quantized: dict[Tensor, Buffer] = {}
+        self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
         self._vectors: dict[str, NDArray[np.float32]] = {}
-        self._read_as_q8 = _read_as_q8(graph, self._kernels)
+        self._wanted = _activations_wanted(graph, self._kernels)
         self._places: dict[Tensor, tuple[Buffer, Buffer]] = {}  # of a route: see experts
         self._scratch_bytes = self._scratch_of_a_thread()
         self._scratch = allocate(limits.n_threads * self._scratch_bytes)
@@ -251,16 +250,15 @@ class Program:
         return self._vectors[weight.name].ctypes.data
 
     def _quantize_output(self, x: Tensor) -> None:
-        """Quantize a tensor right where it is made, once for all its readers."""
-        if x not in self._read_as_q8:
-            return
-        form = self._form
-        kernel = self._store.get(f"quantize_{form.name}", make_quantize(form))
-        source = self.buffers[x]
-        out = self.stages.buffer(source.n_rows, form.row_bytes(x.dim))
-        self._quantized[x] = out
-        args: list[Argument] = [source, source.row_bytes, out, out.row_bytes, x.dim // form.block]
-        self.stages.rows("quantize", kernel, args, self._count(x), [source], [out])
+        """Quantize a tensor right where it is made, once for each format its readers want."""
+        for form in self._wanted.get(x, ()):
+            kernel = self._store.get(f"quantize_{form.name}", make_quantize(form))
+            source = self.buffers[x]
+            out = self.stages.buffer(source.n_rows, form.row_bytes(x.dim))
+            self._quantized[x, form] = out
+            n_spans = x.dim // form.span
+            args: list[Argument] = [source, source.row_bytes, out, out.row_bytes, n_spans]
+            self.stages.rows("quantize", kernel, args, self._count(x), [source], [out])
 
     def _row_op(
         self, op: Op, kernel: int, args: list[Argument], reads: list[Buffer], out: Buffer
@@ -384,7 +382,7 @@ class Program:
         return self._store.get(kernel.name, make_linear(kernel.tile))
 
     def _activations(self, x: Tensor, form: Activation) -> Buffer:
-        return self.buffers[x] if form is PLAIN else self._quantized[x]
+        return self.buffers[x] if form is PLAIN else self._quantized[x, form]
 
     def _matrix(self, weight: Weight) -> tuple[LinearKernel, int, int, int, int]:
         """Kernel, blocks a row, row groups, groups a chunk and chunks of a matrix."""
@@ -472,11 +470,15 @@ class Program:
         self._row_op(op, kernel, args, [x, route], out)
 
 
-def _read_as_q8(graph: Graph, kernels: dict[int, LinearKernel]) -> set[Tensor]:
-    """The tensors that linear kernels read quantized."""
-    return {
-        op.inputs[0]
-        for op in graph.ops
-        if op.kind in ("linear", "moe_linear")
-        and kernels[op.weights["weight"].type.id].activation is not PLAIN
-    }
+def _activations_wanted(
+    graph: Graph, kernels: dict[int, LinearKernel]
+) -> dict[Tensor, list[Activation]]:
+    """The quantized formats in which each tensor is read."""
+    wanted: dict[Tensor, list[Activation]] = {}
+    for op in graph.ops:
+        if op.kind in ("linear", "moe_linear"):
+            form = kernels[op.weights["weight"].type.id].activation
+            forms = wanted.setdefault(op.inputs[0], [])
+            if form is not PLAIN and form not in forms:
+                forms.append(form)
+    return wanted

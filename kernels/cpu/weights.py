@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.cpu import linear
-from edgellm.kernels.cpu.activations import PLAIN, Q8, Q8X2, Activation
+from edgellm.kernels.cpu.activations import PLAIN, Activation
 from edgellm.kernels.cpu.layouts import LAYOUTS
 from edgellm.kernels.cpu.memory import allocate, round_up
 from edgellm.kernels.cpu.store import KernelStore
@@ -53,8 +53,9 @@ class LinearKernel:
 def linear_kernel(quant_type: QuantType, target: Target, precise: bool = False) -> LinearKernel:
     """The kernel for weights of a type; ``precise`` ones read activations of 15 bits."""
     if quant_type.name in LAYOUTS:
-        form = Q8X2 if precise else Q8
-        tile = linear.PackedTile(LAYOUTS[quant_type.name], form, target)
+        layout = LAYOUTS[quant_type.name]
+        form = layout.form.precise() if precise else layout.form
+        tile = linear.PackedTile(layout, form, target)
         name = f"linear_{quant_type.name}_{form.name}"
         return LinearKernel(quant_type, name, tile, form, True)
     name = f"linear_{quant_type.name}_f32"
