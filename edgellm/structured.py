@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Between JSON's tokens: as in llama.cpp, so that a model cannot write blanks for ever.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
+REMEMBERED = 32  # grammars of a model, ready for the next request
 
 
 class StructureError(EdgeLLMError):
@@ -44,23 +45,28 @@ def compile_grammar(params: SamplingParams) -> str:
     found wrong without a model."""
     from llguidance import LLMatcher
 
-    if params.json_schema is not None:
-        grammar = LLMatcher.grammar_from_json_schema(
-            _schema_text(params.json_schema),
-            defaults={"whitespace_pattern": WHITESPACE},
-            overrides={"lenient": False},  # an unknown keyword must not be passed over
-        )
-    elif params.regex is not None:
-        grammar = LLMatcher.grammar_from_regex(params.regex)
-    else:
-        text = params.grammar or ""
-        if not text.strip():
-            raise StructureError("The grammar (--grammar) is empty.")
-        grammar = LLMatcher.grammar_from_lark(_from_gbnf(text) if is_gbnf(text) else text)
+    grammar = _translated(params)
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_error:
         raise StructureError(_sentence(params, messages[0]))
     return grammar
+
+
+def _translated(params: SamplingParams) -> str:
+    from llguidance import LLMatcher
+
+    if params.json_schema is not None:
+        return LLMatcher.grammar_from_json_schema(
+            _schema_text(params.json_schema),
+            defaults={"whitespace_pattern": WHITESPACE},
+            overrides={"lenient": False},  # an unknown keyword must not be passed over
+        )
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    text = params.grammar or ""
+    if not text.strip():
+        raise StructureError("The grammar (--grammar) is empty.")
+    return LLMatcher.grammar_from_lark(_from_gbnf(text) if is_gbnf(text) else text)
 
 
 def _schema_text(schema: Mapping[str, Any] | bool | str) -> str:
@@ -124,6 +130,7 @@ class Grammars:
         self._n_vocab = min(n_vocab, tokenizer.n_vocab)
         self._lock = threading.Lock()
         self._vocabulary: Any = None
+        self._known: dict[str, LLMatcher] = {}  # a copy costs a hundredth of reading a grammar
 
     def matcher(self, params: SamplingParams) -> Matcher:
         """For one sequence from its beginning. Raises StructureError."""
@@ -131,13 +138,19 @@ class Grammars:
 
         if not self._tokenizer.has_text:
             raise StructureError("The model has no tokenizer, so its answer cannot keep to a form.")
-        grammar = compile_grammar(params)
+        grammar = _translated(params)
         with self._lock:
             if self._vocabulary is None:
                 self._vocabulary = _vocabulary(self._tokenizer, self._n_vocab)
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
-        if matcher.is_error():
-            raise StructureError(_sentence(params, matcher.get_error()))
+            first = self._known.pop(grammar, None)
+            if first is None:
+                first = LLMatcher(self._vocabulary, grammar, log_level=0)
+                if first.is_error():
+                    raise StructureError(_sentence(params, first.get_error()))
+            self._known[grammar] = first  # the latest is the last
+            if len(self._known) > REMEMBERED:
+                del self._known[next(iter(self._known))]
+            matcher = first.deep_copy()
         return Matcher(matcher, self._n_vocab, self._tokenizer.eog)
 
 
@@ -184,7 +197,7 @@ class Matcher:
         words = self._words
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: self._n_vocab]
-        ids = np.flatnonzero(bits)
+        ids = np.flatnonzero(bits.view(np.bool_))
         if self._matcher.is_error():
             reason = _line(self._matcher.get_error())
             raise StructureError(f"The answer cannot go on in the form asked for: {reason}.")

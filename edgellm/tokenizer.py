@@ -119,12 +119,12 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         """True for control and unknown tokens, which `decode` hides."""
         self._check(token)
-        return self._vocabulary.kinds[token] in (Kind.CONTROL, Kind.UNKNOWN)
+        return int(self._vocabulary.kinds[token]) in (Kind.CONTROL, Kind.UNKNOWN)
 
     def _piece(self, token: int, special: bool) -> bytes:
         self._check(token)
         vocabulary = self._vocabulary
-        kind = vocabulary.kinds[token]
+        kind = int(vocabulary.kinds[token])  # comparing numpy's numbers is slow
         if kind == Kind.UNUSED:
             return b""
         if kind == Kind.BYTE:

@@ -36,33 +36,36 @@ def llm(tiny_model: Callable[..., Path]):  # type: ignore[no-untyped-def]
         yield model
 
 
-def check(llm: LLM, numbers: range, params: SamplingParams) -> None:
-    """Every answer for these random schemas is valid. One that its max_tokens cut short (a model
-    may write a key that has no end) is asked for again."""
-    wanted = {number: schemas.schema(number) for number in numbers}
-    for seed in range(4):
-        left = sorted(wanted)
-        requests = [(llm.tokenize("JSON:"), replace(params, seed=seed, json_schema=wanted[number]))
-                    for number in left]  # fmt: skip
-        for i, found in as_completed(llm, requests):
-            assert not isinstance(found, Exception), (wanted[left[i]], found)
-            if found.finish_reason == "stop":
-                schema = wanted.pop(left[i])
-                jsonschema.Draft202012Validator(schema).validate(json.loads(found.text))
-        assert len(wanted) <= len(numbers) * 0.05
-    assert not wanted
+def check(llm: LLM, numbers: list[int], params: SamplingParams) -> list[int]:
+    """Every answer for these random schemas that came to its end is valid. Returns the others: a
+    model may write a number or a key that has no end."""
+    wanted = [schemas.schema(number) for number in numbers]
+    prompt = llm.tokenize("JSON:")
+    requests = [(prompt, replace(params, json_schema=schema)) for schema in wanted]
+    cut = []
+    for i, found in as_completed(llm, requests):
+        assert not isinstance(found, Exception), (wanted[i], found)
+        if found.finish_reason == "stop":
+            jsonschema.Draft202012Validator(wanted[i]).validate(json.loads(found.text))
+        else:
+            cut.append(numbers[i])
+    return cut
 
 
 def test_answers_for_200_random_schemas_are_valid(llm: LLM) -> None:
-    check(llm, range(200), FREE)
-    assert llm.is_idle
+    cut = check(llm, list(range(200)), FREE)
+    assert len(cut) <= 5
+    for seed in range(2, 6):
+        cut = check(llm, cut, replace(FREE, seed=seed))
+    assert not cut and llm.is_idle
 
 
 @pytest.mark.real
 @pytest.mark.slow
 def test_answers_of_a_real_model_are_valid(real_model: Callable[[str], Path]) -> None:
     with LLM(real_model("SmolLM2"), n_ctx=1024, max_num_seqs=8) as model:
-        check(model, range(1000, 1060), SamplingParams(max_tokens=600, temperature=1))
+        cut = check(model, list(range(1000, 1060)), SamplingParams(max_tokens=200, temperature=1))
+    assert len(cut) < 30  # it likes numbers with hundreds of digits
 
 
 def test_a_schema_comes_as_an_object_or_as_text(llm: LLM) -> None:
