@@ -116,7 +116,7 @@ def command(
       edgellm run model.gguf -f question.txt --temp 0
       git diff | edgellm run model.gguf -sys "Summarise this change in one line."
       edgellm run model.gguf -p "2+2=" --raw -n 8 --output json
-      edgellm run model.gguf -p "A person:" -j '{"required": ["name"]}'
+      edgellm run model.gguf -p "Sure?" -j '{"enum": ["yes", "no"]}'
       edgellm run model.gguf --batch in.jsonl --out out.jsonl
     """
     if model is not None and model_argument is not None and prompt_argument is None:
