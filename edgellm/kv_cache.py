@@ -23,6 +23,7 @@ class CacheGroup:
     window: int | None
     n_blocks: int
     table: NDArray[np.int32]
+    sinks: int = 0  # first tokens of a sequence that stay visible: their block is kept
 
     def __post_init__(self) -> None:
         # a stack, lowest block on top: few pages of the pool are ever touched
@@ -42,7 +43,7 @@ class KVCache:
     def _need(self, group: CacheGroup, n_tokens: int) -> int:
         """Blocks that a sequence of n_tokens holds at most at any time."""
         if group.window is not None:
-            n_tokens = min(n_tokens, group.window + self._step_tokens + self.block)
+            n_tokens = min(n_tokens, group.window + self._step_tokens + 2 * self.block)
         return -(-n_tokens // self.block)
 
     def fits(self, n_tokens: int) -> bool:
@@ -71,7 +72,7 @@ class KVCache:
         for group, blocks in zip(self.groups, sequence.blocks, strict=True):
             if group.window is not None:
                 oldest = max(0, first - group.window + 1) // self.block
-                for place in [p for p in blocks if p < oldest]:
+                for place in [p for p in blocks if p < oldest and not (group.sinks and p == 0)]:
                     group.free.append(blocks.pop(place))
             for place in range(first // self.block, (first + n_tokens - 1) // self.block + 1):
                 if place not in blocks:

@@ -39,6 +39,8 @@ from edgellm.structured import Grammars
 from edgellm.tokenizer import Tokenizer
 
 STEP_TOKENS = 256  # of a prefill step
+SINKS = 4  # first tokens that stay visible under the ring policy (arXiv:2309.17453)
+RING_POSITIONS = 1 << 20  # where even a ring ends
 LOGITS_TOKENS = 64  # of a step whose logits are all wanted: rows of a big vocabulary are big
 _BLOCK = 32
 _kernels = store.KernelStore()  # machine code is shared by all models of the process
@@ -73,7 +75,9 @@ class LLM:
 
     ``n_ctx`` is the limit of one sequence (None: the model's, as far as memory allows; see
     ``notices``), ``n_threads`` None takes the physical cores allowed to the process, at most
-    ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". ``progress`` is told
+    ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". At the end of the
+    context ``context_policy`` "error" ends a sequence, "ring" goes on: a token sees the first
+    ``SINKS`` tokens and the newest n_ctx - SINKS. ``progress`` is told
     in words what loading is doing. ``samplers`` are functions (logits, tokens, position) that
     change the logits of every request before its own sampling, compiled by Numba. Raises
     ValueErrors whose message is one sentence for people.
@@ -87,12 +91,16 @@ class LLM:
         n_threads: int | None = None,
         max_num_seqs: int = 8,
         kv_type: str = "f16",
+        context_policy: str = "error",
         samplers: Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
     ) -> None:
         _check_positive(n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs)
         if kv_type not in ("f16", "f32"):
             raise EdgeLLMError(f"kv_type must be f16 or f32, not {kv_type!r}.")
+        if context_policy not in ("error", "ring"):
+            raise EdgeLLMError(f"context_policy must be error or ring, not {context_policy!r}.")
+        self._ring = context_policy == "ring"
         say = progress or (lambda text: None)
         self.notices: list[str] = []
         try:
@@ -130,9 +138,11 @@ class LLM:
             max_tokens=max(STEP_TOKENS, max_num_seqs),
             max_out=max(LOGITS_TOKENS, max_num_seqs),
             max_seqs=max_num_seqs,
-            n_ctx=self.n_ctx,
+            n_ctx=self._n_positions,
             n_blocks=n_blocks,
             kv_bytes=kv_bytes,
+            window=self.n_ctx - SINKS if self._ring else None,
+            sinks=SINKS if self._ring else 0,
         )
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
         number = 0
@@ -154,7 +164,9 @@ class LLM:
             "seconds": _kernels.seconds - before[2],
         }
         self.max_num_seqs = max_num_seqs
-        self._scheduler = Scheduler(self._runner.cache, limits.max_tokens, max_num_seqs, self.n_ctx)
+        self._scheduler = Scheduler(
+            self._runner.cache, limits.max_tokens, max_num_seqs, self._n_positions
+        )
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
         self._last: Sequence | None = None
 
@@ -182,6 +194,15 @@ class LLM:
             self.notices.append(
                 f"The model was trained for {trained} tokens; answers may degrade beyond."
             )
+        self._n_positions = n_ctx
+        if self._ring:
+            if n_ctx < SINKS + _BLOCK:
+                raise EdgeLLMError(
+                    f"context_policy ring needs a context of at least {SINKS + _BLOCK} tokens (-c)."
+                )
+            self._n_positions = RING_POSITIONS
+            # a window that moves also holds the step being computed and blocks cut at its ends
+            return n_ctx, max_num_seqs * (-(-(n_ctx + STEP_TOKENS) // _BLOCK) + 3)
         n_tokens = min(n_ctx * max_num_seqs, max(affordable, n_ctx))
         return n_ctx, -(-n_tokens // _BLOCK)
 
@@ -333,7 +354,7 @@ class LLM:
             self._finish(sequence, "stop")
         elif params.max_tokens is not None and n_output >= params.max_tokens:
             self._finish(sequence, "length")
-        elif len(sequence.tokens) >= self.n_ctx:
+        elif len(sequence.tokens) >= self._n_positions:
             sequence.context_full = True
             self._finish(sequence, "length")
 
@@ -357,6 +378,11 @@ class LLM:
     def context_full(self) -> bool:
         """Whether the request that finished last was ended by the end of its context."""
         return self._last is not None and self._last.context_full
+
+    @property
+    def n_dropped(self) -> int:
+        """Tokens of the request that finished last that its end no longer saw (policy ring)."""
+        return max(0, len(self._last.tokens) - self.n_ctx) if self._last and self._ring else 0
 
     @property
     def is_idle(self) -> bool:
@@ -413,9 +439,9 @@ class LLM:
             raise EdgeLLMError(
                 f"Token id {bad[0]} is not in the vocabulary of {self.n_vocab} tokens."
             )
-        if len(tokens) > self.n_ctx:
+        if len(tokens) > self._n_positions:
             raise ContextFull(
-                f"The prompt has {len(tokens)} tokens and the context {self.n_ctx}: "
+                f"The prompt has {len(tokens)} tokens and the context {self._n_positions}: "
                 "shorten it or ask for a larger context (-c)."
             )
         sequence = Sequence(tokens, params, self.tokenizer.stream())

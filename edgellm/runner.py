@@ -41,7 +41,9 @@ class Runner:
         )
         self._table = gguf.tensors[self.program.embedding.name]
         self._attention = list(self.program.groups.values())
-        groups = [CacheGroup(a.shape.window, a.n_blocks, a.table) for a in self._attention]
+        groups = [
+            CacheGroup(a.shape.window, a.n_blocks, a.table, a.shape.sinks) for a in self._attention
+        ]
         self.cache = KVCache(groups, BLOCK, limits.max_tokens)
 
     def _read_into(self, weight: Weight, start: int, out: NDArray[np.uint8]) -> None:
@@ -58,7 +60,11 @@ class Runner:
         for run in runs:
             sequence, n, first = run.sequence, run.n_tokens, run.sequence.n_computed
             self._read_embeddings(sequence.tokens[first : first + n], row)
-            inputs.positions[row : row + n] = np.arange(first, first + n)
+            positions = np.arange(first, first + n)
+            inputs.positions[row : row + n] = positions
+            if self._limits.window is not None:
+                behind_sinks = self._limits.window + self._limits.sinks - 1
+                inputs.sink_positions[row : row + n] = np.minimum(positions, behind_sinks)
             self.cache.extend(sequence, n)
             for attention, group in zip(self._attention, self.cache.groups, strict=True):
                 attention.slots[row : row + n] = self.cache.slots(group, sequence, n)

@@ -10,10 +10,16 @@ order, so a token's result does not depend on how work was split (architecture, 
 is a few tokens of one sequence, one key-value head and a run of pieces:
 
     int64: first row | tokens | kv head | first piece | end piece | partial slot or -1 |
-           block table row | 0
+           block table row | 1 to begin with the sinks
 
 With a slot the item is one token and one piece and leaves its state for ``merge``; without one
 it finishes its tokens.
+
+*Sinks* (context policy ring): beside the window a token sees the first ``sinks`` tokens of its
+sequence, as if they stood right before the window. Keys keep the rotation of their position;
+instead the query meets them as if it stood at position min(p, window + sinks - 1), which the
+second query input holds. The sinks are a piece of their own before all others. What is visible
+depends on the position alone, never on history.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ class AttentionShape:
     scale: float
     window: int | None
     kv_bytes: int  # 2: float16, 4: float32
+    sinks: int = 0  # at most BLOCK; with a window
 
     @property
     def group(self) -> int:
@@ -51,7 +58,7 @@ class AttentionShape:
 
     @property
     def name(self) -> str:
-        window = "" if self.window is None else f"_w{self.window}"
+        window = "" if self.window is None else f"_w{self.window}_s{self.sinks}"
         scale = float(self.scale).hex().replace(".", "_").replace("-", "m").replace("+", "")
         return (
             f"{self.n_heads}_{self.n_kv_heads}_{self.head_dim}_f{8 * self.kv_bytes}{window}_{scale}"
@@ -113,10 +120,11 @@ def _merge(
 
 def make_attention(shape: AttentionShape) -> EmitKernel:
     """Over items. 0 items, 1 q, 2 q row bytes, 3 out, 4 out row bytes, 5 positions, 6 block table,
-    7 table row bytes, 8 keys, 9 values, 10 scratch, 11 scratch bytes of a thread, 12 partials."""
+    7 table row bytes, 8 keys, 9 values, 10 scratch, 11 scratch bytes of a thread, 12 partials,
+    13 q for the sinks (row bytes as q)."""
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
-        a = e.arguments(args, 13)
+        a = e.arguments(args, 14)
         scratch = a[10] + tid * a[11]
         with e.loop(hi, lo) as i:
             item = a[0] + i * (8 * ITEM_WORDS)
@@ -142,17 +150,18 @@ class _Item:
         n_tokens: int,
     ) -> None:  # fmt: skip
         self.e, self.shape, self.n_tokens = e, shape, n_tokens
-        self.first, _, self.head, self.begin, self.end, self.slot, table_row = (
-            e.load(I64, item + 8 * w) for w in range(7)
+        self.first, _, self.head, self.begin, self.end, self.slot, table_row, self.sinks = (
+            e.load(I64, item + 8 * w) for w in range(ITEM_WORDS)
         )
         (_, q, q_bytes, out, out_bytes, positions, table, table_bytes, keys, values, _, _,
-         self.partials) = a  # fmt: skip
+         self.partials, self.sink_q) = a  # fmt: skip
+        self.plain_q, self.q_bytes = q, q_bytes
         self.n_rows = n_tokens * shape.group
         dim = shape.head_dim
         heads = self.head * (shape.group * 4 * dim)
         rows = range(self.n_rows)
-        self.q = [
-            q + (self.first + r // shape.group) * q_bytes + heads + (r % shape.group) * 4 * dim
+        self.q_offsets = [
+            (self.first + r // shape.group) * q_bytes + heads + (r % shape.group) * 4 * dim
             for r in rows
         ]
         self.out = [
@@ -177,9 +186,12 @@ class _Item:
             e.store(e.zeros(), self._state(r, 1))
             for i in range(0, dim, e.lanes):
                 e.store(e.zeros(), self.outputs + 4 * (r * dim + i))
-        with e.loop(self.end, self.begin) as piece:
+        with e.loop(self.end, self.begin - self.sinks if self.shape.sinks else self.begin) as piece:
+            self._enter(piece < self.begin)
+            piece = self._of_sinks(e.const(0), piece)
             first_key = piece * PIECE
             n_blocks = e.minimum(PIECE // BLOCK, (self.positions[-1] - first_key) // BLOCK + 1)
+            n_blocks = self._of_sinks(e.const(1), n_blocks)
             blocks = self.table + piece * (PIECE // BLOCK * 4)
             with e.loop(n_blocks) as b:
                 self._scores(b, blocks, first_key + b * BLOCK)
@@ -192,6 +204,26 @@ class _Item:
                 for i in range(0, dim, e.lanes):
                     value = e.f32(self.outputs + 4 * (r * dim + i))
                     e.store(value * inverse, self.out[r] + 4 * i)
+
+    def _enter(self, is_sinks: Value) -> None:
+        """Whether the piece at hand is that of the sinks; which query meets it."""
+        self.is_sinks = is_sinks
+        base = self._of_sinks(self.sink_q, self.plain_q)
+        self.q = [base + offset for offset in self.q_offsets]
+
+    def _of_sinks(self, of_sinks: Value, otherwise: Value) -> Value:
+        if not self.shape.sinks:
+            return otherwise
+        return self.e.select(self.is_sinks, of_sinks, otherwise)
+
+    def _visible(self, position: Value) -> tuple[Value, Value | None]:
+        """The newest key that a position sees in this piece, and the newest that is too old."""
+        e, shape = self.e, self.shape
+        if shape.window is None:
+            return position, None
+        oldest = position - shape.window
+        newest = self._of_sinks(e.minimum(e.const(shape.sinks - 1), oldest), position)
+        return newest, self._of_sinks(e.const(-1), oldest)
 
     def _block(self, base: Value, blocks: Value, b: Value) -> Value:
         number = e_load_block(self.e, blocks, b)
@@ -219,12 +251,11 @@ class _Item:
                     for p in parts:
                         sums[r, p].set(e.fma(x, column[p], sums[r, p].get()))
             for r in rows:
-                position = self.positions[r // shape.group].i32()
+                newest, too_old = self._visible(self.positions[r // shape.group])
                 for p in parts:
-                    seen = key[p] <= position.splat(e.lanes)
-                    if shape.window is not None:
-                        oldest = (position - shape.window).splat(e.lanes)
-                        seen = seen & (key[p] > oldest)
+                    seen = key[p] <= newest.i32().splat(e.lanes)
+                    if too_old is not None:
+                        seen = seen & (key[p] > too_old.i32().splat(e.lanes))
                     score = sums[r, p].get() * shape.scale
                     hidden = e.const(float("-inf"), F32, e.lanes)
                     at = self.scores + b * (4 * BLOCK) + (r * PIECE + e.lanes * p) * 4

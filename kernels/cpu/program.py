@@ -44,6 +44,8 @@ class Limits:
     n_ctx: int  # positions of one sequence
     n_blocks: int  # blocks of each cache pool
     kv_bytes: int = 2  # float16; 4: float32
+    window: int | None = None  # context policy ring: what full attention is narrowed to
+    sinks: int = 0  # beside it, the first tokens of a sequence
 
 
 class AttentionGroup:
@@ -59,8 +61,10 @@ class AttentionGroup:
         self.values: list[NDArray[np.uint8]] = []
         n_pieces = -(-limits.n_ctx // PIECE)
         self.n_blocks = limits.n_blocks
-        if shape.window is not None:  # older blocks are released: window, step and two cut blocks
-            most = -(-(shape.window + limits.max_tokens) // BLOCK) + 2
+        if shape.window is not None:
+            n_pieces = min(n_pieces, -(-shape.window // PIECE) + 1) + 1  # cut at both ends; sinks
+            # older blocks are released: window, step, two cut blocks and that of the sinks
+            most = -(-(shape.window + limits.max_tokens) // BLOCK) + 3
             self.n_blocks = min(self.n_blocks, most * limits.max_seqs)
         # a token is split over pieces only when its sequence brings one token: max_seqs at most
         self.slots = np.zeros(limits.max_tokens, np.int64)
@@ -88,12 +92,16 @@ class AttentionGroup:
             self.splits[first_row : first_row + n] = 0
             if n == 1:
                 begin, end = self._pieces(position, position)
-                n_pieces = end - begin
+                sinks = int(self._meets_sinks(position))
+                n_pieces = end - begin + sinks
                 items = self.items[at : at + shape.n_kv_heads * n_pieces]
-                pieces = np.tile(np.arange(begin, end), shape.n_kv_heads)
-                items[:, 0], items[:, 1], items[:, 6] = first_row, 1, table_row
-                items[:, 2] = np.repeat(heads, n_pieces)
-                items[:, 3], items[:, 4] = pieces, pieces + 1
+                cube = items.reshape(shape.n_kv_heads, n_pieces, ITEM_WORDS)
+                cube[..., 0], cube[..., 1], cube[..., 6] = first_row, 1, table_row
+                cube[..., 2] = heads[:, None]
+                pieces = np.arange(begin - sinks, end)
+                cube[..., 3], cube[..., 4], cube[..., 7] = pieces, pieces + 1, 0
+                if sinks:  # an empty run of pieces after them
+                    cube[:, 0, 3:5], cube[:, 0, 7] = begin, 1
                 if n_pieces == 1:
                     items[:, 5] = -1
                 else:
@@ -114,8 +122,14 @@ class AttentionGroup:
             cube[..., 2], cube[..., 5], cube[..., 6] = heads, -1, table_row
             cube[..., 3] = np.broadcast_to(np.asarray(begin), starts.shape)[:, None]
             cube[..., 4] = end[:, None]
+            cube[..., 7] = self._meets_sinks(position + starts + sizes - 1)[:, None]
             at += len(items)
         self.count[0] = at
+
+    def _meets_sinks(self, last: Any) -> Any:
+        """Whether a token up to position ``last`` has sinks outside its window."""
+        window = self.shape.window
+        return (last >= window) if self.shape.sinks and window is not None else last < 0
 
     def _pieces(self, first: Any, last: Any) -> tuple[Any, Any]:
         """First and end piece that tokens at positions first..last look at (numbers or arrays)."""
@@ -131,6 +145,7 @@ class StepInputs:
     def __init__(self, limits: Limits, embedding_row_bytes: int) -> None:
         self.embeddings = np.zeros((limits.max_tokens, embedding_row_bytes), np.uint8)  # file rows
         self.positions = np.zeros(limits.max_tokens, np.int64)
+        self.sink_positions = np.zeros(limits.max_tokens, np.int64)  # where queries meet the sinks
         self.out_rows = np.zeros(limits.max_out, np.int64)
         self.counts = np.zeros(LINE * 64, np.int64)  # tokens, wanted rows, then items by group
 
@@ -313,6 +328,10 @@ class Program:
         self._map(op, self._store.get("geglu", elementwise.make_geglu()))
 
     def _lower_rope(self, op: Op) -> None:
+        self._rotate(op, self._output(op), self.inputs.positions)
+
+    def _rotate(self, op: Op, out: Buffer, positions: NDArray[np.int64]) -> None:
+        """The rope op with given positions, into ``out``."""
         rope, head_dim = op.attrs["rope"], op.attrs["head_dim"]
         if rope not in self.tables:
             factors = None
@@ -320,21 +339,24 @@ class Program:
                 self._vector(rope.factors)
                 factors = self._vectors[rope.factors.name][: rope.dim // 2]
             self.tables[rope] = RopeTable(rope, factors, self.limits.n_ctx)
-        x, out = self.buffers[op.inputs[0]], self._output(op)
+        x = self.buffers[op.inputs[0]]
         kernel = self._store.get(
             f"rope_{rope.layout}_{rope.dim}_{head_dim}", elementwise.make_rope(rope, head_dim)
         )
         args: list[Argument] = [
-            x, x.row_bytes, self.inputs.positions.ctypes.data,
+            x, x.row_bytes, positions.ctypes.data,
             self.tables[rope].rows.ctypes.data, out, out.row_bytes, op.output.dim // head_dim,
         ]  # fmt: skip
         self._row_op(op, kernel, args, [x], out)
 
     def _shape(self, op: Op) -> AttentionShape:
-        a = op.attrs
+        a, window, sinks = op.attrs, op.attrs["window"], 0
+        ring = self.limits.window
+        if ring is not None and (window is None or window > ring):
+            window, sinks = ring, self.limits.sinks
         return AttentionShape(
-            a["n_heads"], a["n_kv_heads"], a["head_dim"], a["scale"], a["window"],
-            self.limits.kv_bytes,
+            a["n_heads"], a["n_kv_heads"], a["head_dim"], a["scale"], window,
+            self.limits.kv_bytes, sinks,
         )  # fmt: skip
 
     def group_of(self, op: Op) -> AttentionGroup:
@@ -366,17 +388,29 @@ class Program:
             k, k.row_bytes, v, v.row_bytes, group.slots.ctypes.data, keys, values
         ]  # fmt: skip
         self.stages.rows(op.label, store, args, self._count(op.output), [k, v], [cache])
+        sink_q = self._query_for_sinks(op) if shape.sinks else q
         attend = self._store.get(f"attention_{shape.name}", attention.make_attention(shape))
         args = [
             group.items.ctypes.data, q, q.row_bytes, out, out.row_bytes,
             self.inputs.positions.ctypes.data, group.table.ctypes.data, group.table.strides[0],
             keys, values, self._scratch.ctypes.data, self._scratch_bytes,
-            group.partials.ctypes.data,
+            group.partials.ctypes.data, sink_q,
         ]  # fmt: skip
-        self.stages.parallel(op.label, attend, args, group.count.ctypes.data, 1, [q, cache], [out])
+        reads = [q, cache] if sink_q is q else [q, sink_q, cache]
+        self.stages.parallel(op.label, attend, args, group.count.ctypes.data, 1, reads, [out])
         merge = self._store.get(f"merge_{shape.name}", attention.make_merge(shape))
         args = [out, out.row_bytes, group.splits.ctypes.data, group.partials.ctypes.data]
         self.stages.rows(op.label, merge, args, self._count(op.output), [out], [out])
+
+    def _query_for_sinks(self, op: Op) -> Buffer:
+        """The attention op's queries rotated as if they stood right behind the sinks."""
+        made = next(o for o in self.graph.ops if o.output is op.inputs[0])
+        if made.kind != "rope":  # a layer without rotation sees no difference
+            return self.buffers[op.inputs[0]]
+        plain = self.buffers[op.inputs[0]]
+        out = self.stages.buffer(plain.n_rows, plain.row_bytes)
+        self._rotate(made, out, self.inputs.sink_positions)
+        return out
 
     def _linear_address(self, kernel: LinearKernel) -> int:
         return self._store.get(kernel.name, make_linear(kernel.tile))
