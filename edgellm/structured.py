@@ -56,11 +56,15 @@ def _translated(params: SamplingParams) -> str:
     from llguidance import LLMatcher
 
     if params.json_schema is not None:
-        return LLMatcher.grammar_from_json_schema(
-            _schema_text(params.json_schema),
-            defaults={"whitespace_pattern": WHITESPACE},
-            overrides={"lenient": False},  # an unknown keyword must not be passed over
-        )
+        text = _schema_text(params.json_schema)
+        try:
+            return LLMatcher.grammar_from_json_schema(
+                text,
+                defaults={"whitespace_pattern": WHITESPACE},
+                overrides={"lenient": False},  # an unknown keyword must not be passed over
+            )
+        except ValueError as error:  # nested beyond the library's limit
+            raise StructureError(_sentence(params, str(error))) from None
     if params.regex is not None:
         return LLMatcher.grammar_from_regex(params.regex)
     text = params.grammar or ""
@@ -217,4 +221,5 @@ class Matcher:
 
 
 def _line(error: str) -> str:
-    return next(iter(error.strip().splitlines()), "").strip().rstrip(".")
+    line = next(iter(error.strip().splitlines()), "").strip().rstrip(".")
+    return "nothing that ends can have it" if line.startswith("NoExtension") else line

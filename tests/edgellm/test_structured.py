@@ -156,6 +156,11 @@ def test_several_forms_at_once_do_not_mix(llm: LLM) -> None:
         ("[1]", "object"),
         ('{"a": ' * 100_000, "nested too deeply|not JSON"),
         ({"const": math.nan}, "not JSON"),
+        ('{"items":' * 300 + "{}" + "}" * 300, "recursion limit"),
+        (
+            {"allOf": [{"anyOf": [{"minLength": i}, {"maximum": i}]} for i in range(20)]},
+            "too large",
+        ),
     ],
 )
 def test_what_a_schema_cannot_ask_for_is_named(schema: Any, named: str) -> None:
@@ -180,6 +185,17 @@ def test_what_a_grammar_cannot_ask_for_is_named(values: dict[str, str], named: s
     with pytest.raises(StructureError, match=named) as caught:
         compile_grammar(SamplingParams(**values))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_a_form_that_nothing_fits_is_an_error_not_an_answer(llm: LLM) -> None:
+    for schema in ({"$ref": "#"}, {"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"},
+                   "minItems": 1}}, "$ref": "#/$defs/a"}):  # fmt: skip
+        try:
+            found = llm.generate("a", replace(FREE, json_schema=schema, max_tokens=100))
+            assert found.finish_reason == "length"  # it never ends, and never claims to have
+        except StructureError:
+            pass
+    assert llm.is_idle
 
 
 def test_only_one_form_at_a_time() -> None:
