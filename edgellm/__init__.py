@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM as LLM
-    from edgellm.sampling import SamplingParams as SamplingParams
+    from edgellm.sampling_params import SamplingParams as SamplingParams
     from edgellm.tokenizer import Tokenizer as Tokenizer
 
     __version__: str
 
 _HOMES = {
     "LLM": "edgellm.llm",
-    "SamplingParams": "edgellm.sampling",
+    "SamplingParams": "edgellm.sampling_params",
     "Tokenizer": "edgellm.tokenizer",
 }
 

@@ -17,7 +17,7 @@ def test_importing_a_lower_layer_does_not_import_the_engine():
 
 
 def test_names():
-    assert edgellm.SamplingParams.__module__ == "edgellm.sampling"
+    assert edgellm.SamplingParams.__module__ == "edgellm.sampling_params"
     assert edgellm.__version__.count(".") == 2
     assert set(edgellm.__all__) <= set(dir(edgellm))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
