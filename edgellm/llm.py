@@ -10,6 +10,7 @@ together; what a prompt answers does not depend on its company.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,10 +25,12 @@ from numpy.typing import NDArray
 
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
+from edgellm.kernels.cpu.hooks import HookFunction
 from edgellm.kernels.cpu.program import Limits, ProgramError
 from edgellm.kernels.cpu.team import TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import default_threads, linear_kernel
+from edgellm.kernels.graph import Tensor
 from edgellm.memory import available_bytes, bill
 from edgellm.models import build_graph
 from edgellm.quant.gguf import GGUF
@@ -300,6 +303,43 @@ class LLM:
             finally:
                 runner.cache.release(sequence)
         return out
+
+    def on(self, name: str, function: HookFunction) -> Callable[[], None]:
+        """Call ``function`` in every step with a layer's output, float32 [n_tokens, dim]: it may
+        change the rows in place or return others. ``name`` is "blk.3.resid" (the residual stream
+        behind layer 3), "blk.3.attn_q" and so on (what a matrix puts out) or "output".
+
+        Returns a function that removes the hook. An exception in ``function`` ends the step and
+        reaches the caller of generate, stream or logits.
+        """
+        tensor = self._tensor(name)
+        with self._lock:
+            program = self._ready().program
+            hook = program.add_hook(tensor, function)
+
+        def remove() -> None:
+            with self._lock:
+                if self._runner is not None:
+                    program.remove_hook(tensor, hook)
+
+        return remove
+
+    def _tensor(self, name: str) -> Tensor:
+        """The tensor a hook names; EdgeLLMError lists what there is."""
+        named = {}
+        for op in self._graph.ops:
+            if "weight" in op.weights and op.kind != "rms_norm":
+                named[op.weights["weight"].name.removesuffix(".weight")] = op.output
+            if op.layer is not None:
+                named[f"blk.{op.layer}.resid"] = op.output  # the layer's last op stays
+        named["output"] = self._graph.output
+        if name not in named:
+            parts = sorted({re.sub(r"^blk\.\d+\.", "blk.N.", n) for n in named})
+            raise EdgeLLMError(
+                f"No tensor {name!r} to hook; this model has {', '.join(parts)} for layers "
+                f"N = 0 to {self.config.n_layers - 1}."
+            )
+        return named[name]
 
     # ---- the loop ---------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgellm.kernels.cpu import attention, elementwise, experts, targets
 from edgellm.kernels.cpu.activations import PLAIN, Activation, make_quantize
 from edgellm.kernels.cpu.attention import BLOCK, ITEM_WORDS, PIECE, AttentionShape
+from edgellm.kernels.cpu.hooks import Hook, HookFunction
 from edgellm.kernels.cpu.linear import make_linear
 from edgellm.kernels.cpu.memory import allocate, round_up
 from edgellm.kernels.cpu.stages import Argument, Buffer, Stages
@@ -181,12 +182,11 @@ class Program:
         self._kernels = {
             w.type.id: linear_kernel(w.type, self.target, graph.precise) for w in matrices.values()
         }
-        self.stages = Stages()
-        self.buffers: dict[Tensor, Buffer] = {}
-        self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._wanted = _activations_wanted(graph, self._kernels)
-        self._places: dict[Tensor, tuple[Buffer, Buffer]] = {}  # of a route: see experts
+        self._cache_layers: dict[int, int] = {}  # attention op -> its number in its group
+        self._share_memory = share_memory
+        self.hooks: dict[Tensor, list[Hook]] = {}
         self._scratch_bytes = self._scratch_of_a_thread()
         self._scratch = allocate(limits.n_threads * self._scratch_bytes)
         for kernel in self._kernels.values():  # compile what has to be compiled before loading
@@ -194,22 +194,39 @@ class Program:
         self.weights = PackedWeights(
             list(matrices.values()), read_into, store, self.target, limits.n_threads, progress
         )
-        for op in graph.ops:
-            getattr(self, f"_lower_{op.kind}", self._refuse)(op)
-            self._quantize_output(op.output)
-        self._arena = self.stages.plan(share_memory)
-        self._records, self._counters = self.stages.records(limits.n_threads)
         self.team = Team(limits.n_threads, store)
-        output = self.buffers[graph.output]
-        start = output.address - self._arena.ctypes.data
-        floats = self._arena[start : start + output.n_bytes].view(np.float32)
-        self.logits = floats.reshape(output.n_rows, -1)[:, : graph.output.dim]
+        self.lower()
+
+    def lower(self) -> None:
+        """Ops to stages and memory; again when hooks come or go. Weights and caches stay."""
+        self.stages = Stages()
+        self.buffers: dict[Tensor, Buffer] = {}
+        self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
+        self._places: dict[Tensor, tuple[Buffer, Buffer]] = {}  # of a route: see experts
+        for op in self.graph.ops:
+            getattr(self, f"_lower_{op.kind}", self._refuse)(op)
+            for hook in self.hooks.get(op.output, ()):
+                self._lower_hook(op, hook)
+            self._quantize_output(op.output)
+        self._arena = self.stages.plan(self._share_memory)
+        self._records, self._counters = self.stages.records(self.limits.n_threads)
+        self.logits = self._view(self.graph.output)
+
+    def _view(self, tensor: Tensor) -> NDArray[np.float32]:
+        """A tensor's rows [all that fit, dim] where they lie in the arena."""
+        buffer = self.buffers[tensor]
+        start = buffer.address - self._arena.ctypes.data
+        floats = self._arena[start : start + buffer.n_bytes].view(np.float32)
+        return floats.reshape(buffer.n_rows, -1)[:, : tensor.dim]
 
     def run(self, n_tokens: int, n_out: int, profile: NDArray[np.int64] | None = None) -> None:
         """One step over what ``inputs`` and ``groups`` describe; logits [n_out, n_vocab] after."""
         self.inputs.counts[0], self.inputs.counts[LINE] = n_tokens, n_out
         self._counters[:] = 0
         self.team.run(self._records, profile)
+        for hooks in self.hooks.values():
+            for hook in hooks:
+                hook.raise_error()
 
     def profile(self, n_tokens: int, n_out: int) -> list[tuple[str, float, float]]:
         """(label, cycles waiting, cycles working) of each stage as thread 0 saw it."""
@@ -223,10 +240,21 @@ class Program:
 
     def values(self, tensor: Tensor, n_rows: int) -> NDArray[np.float32]:
         """A tensor after a step; only with ``share_memory=False`` it is certain to be whole."""
-        buffer = self.buffers[tensor]
-        start = buffer.address - self._arena.ctypes.data
-        rows = self._arena[start : start + buffer.n_bytes].view(np.float32)
-        return rows.reshape(buffer.n_rows, -1)[:n_rows, : tensor.dim].copy()
+        return self._view(tensor)[:n_rows].copy()
+
+    def add_hook(self, tensor: Tensor, function: HookFunction) -> Hook:
+        """Call ``function`` with the tensor in every step, before anybody else reads it."""
+        hook = Hook(function, self.team.abort)
+        self.hooks.setdefault(tensor, []).append(hook)
+        self.lower()
+        return hook
+
+    def remove_hook(self, tensor: Tensor, hook: Hook) -> None:
+        if hook in self.hooks.get(tensor, []):
+            self.hooks[tensor].remove(hook)
+            if not self.hooks[tensor]:
+                del self.hooks[tensor]
+            self.lower()
 
     @property
     def arena_bytes(self) -> int:
@@ -240,6 +268,13 @@ class Program:
 
     def _refuse(self, op: Op) -> None:
         raise ProgramError(f"{op.label}: the CPU back end has no op {op.kind!r}")
+
+    def _lower_hook(self, op: Op, hook: Hook) -> None:
+        tensor, buffer = op.output, self.buffers[op.output]
+        n_rows = self.inputs.counts[LINE if tensor.rows == "out" else 0 :][:1]
+        hook.rows = lambda: self._view(tensor)[: int(n_rows[0])]
+        once = self.stages.constant(1)
+        self.stages.parallel(op.label, hook.address, [], once, 1, [buffer], [buffer])
 
     def _count(self, tensor: Tensor) -> int:
         return self.inputs.n_out_at if tensor.rows == "out" else self.inputs.n_tokens_at
@@ -378,7 +413,9 @@ class Program:
     def _lower_attention(self, op: Op) -> None:
         group = self._group(self._shape(op))
         shape = group.shape
-        layer = group.add_layer()
+        layer = self._cache_layers.setdefault(id(op), -1)
+        if layer < 0:
+            layer = self._cache_layers[id(op)] = group.add_layer()
         keys, values = group.keys[layer].ctypes.data, group.values[layer].ctypes.data
         q, k, v = (self.buffers[t] for t in op.inputs)
         cache = self.stages.buffer(0, 0)  # stands for the layer's pool: written, then read

@@ -1,0 +1,79 @@
+"""Hooks: reading and replacing a layer's output from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm import LLM, SamplingParams
+from edgellm.errors import EdgeLLMError
+
+GREEDY = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+TOKENS = list(range(1, 100))
+
+
+@pytest.fixture(params=[1, 2])
+def llm(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]):  # type: ignore[no-untyped-def]
+    with LLM(tiny_model("llama"), n_ctx=256, n_threads=request.param) as model:
+        yield model
+
+
+def test_a_reading_hook_sees_every_token_and_changes_nothing(llm: LLM) -> None:
+    plain, seen = llm.logits(TOKENS), []
+    remove = llm.on("blk.0.resid", lambda x: seen.append(x.copy()))
+    hooked = llm.logits(TOKENS)
+    assert np.array_equal(plain, hooked)
+    assert sum(len(x) for x in seen) == len(TOKENS) and seen[0].shape[1] == llm.config.n_embd
+    remove()
+    seen.clear()
+    assert np.array_equal(plain, llm.logits(TOKENS)) and seen == []
+
+
+def test_a_tensor_put_back_from_another_run_gives_its_logits(llm: LLM) -> None:
+    wanted, kept = llm.logits(TOKENS[:50]), []
+    remove = llm.on("blk.1.resid", lambda x: kept.append(x.copy()))
+    llm.logits(TOKENS[:50])
+    remove()
+    llm.on("blk.1.resid", lambda x: kept[0])  # replaces what other tokens computed
+    assert np.array_equal(llm.logits(TOKENS[49:99]), wanted)
+
+
+def test_changes_in_place_count_in_prefill_and_decode(llm: LLM) -> None:
+    plain = llm.generate(TOKENS, GREEDY).tokens
+
+    def silence(x: np.ndarray) -> None:
+        x[:, ::2] *= -1
+
+    remove = llm.on("blk.0.attn_output", silence)
+    changed = llm.generate(TOKENS, GREEDY).tokens
+    assert changed != plain
+    remove()
+    assert llm.generate(TOKENS, GREEDY).tokens == plain
+
+
+def test_an_exception_reaches_the_caller_and_the_model_goes_on(llm: LLM) -> None:
+    plain = llm.generate(TOKENS, GREEDY).tokens
+
+    def fail(x: np.ndarray) -> None:
+        raise KeyError("mine")
+
+    remove = llm.on("blk.1.ffn_down", fail)
+    with pytest.raises(KeyError, match="mine"):
+        llm.generate(TOKENS, GREEDY)
+    assert llm.is_idle
+    remove()
+    assert llm.generate(TOKENS, GREEDY).tokens == plain
+
+
+def test_a_result_of_the_wrong_shape_is_the_callers_error(llm: LLM) -> None:
+    llm.on("output", lambda x: np.zeros(3))
+    with pytest.raises(ValueError, match="broadcast"):
+        llm.logits(TOKENS)
+
+
+def test_an_unknown_name_lists_what_there_is(llm: LLM) -> None:
+    with pytest.raises(EdgeLLMError, match=r"'blk.9.resid'.*blk.N.attn_q.*N = 0 to 1"):
+        llm.on("blk.9.resid", lambda x: None)
