@@ -39,21 +39,18 @@ class TracedBlock:
         return x.f32()
 
     def lookup(self, table: tuple[int, ...], codes: Value) -> Value:
-        if self.e.target.lanes >= 8 and codes.n == 16:  # AVX2 and up: a byte shuffle
-            levels = self.e.constants(I8, list(table))
-            return self.e.call("llvm.x86.ssse3.pshuf.b.128", levels.type, levels, codes).signed()
-        found = self.e.const(table[0], I8, codes.n)
-        for i, level in enumerate(table[1:], 1):
-            found = self.e.select(codes.eq(i), self.e.const(level, I8, codes.n), found)
-        return found
+        return self.e.lookup(list(table), codes).signed()
 
     def e8m0_half(self, offset: int) -> Value:
-        exponent = self.u8(offset).i32()
-        normal = (exponent.signed() - 1) << 23  # 2 ** (byte - 128) is biased exponent byte - 1
-        subnormal = self.e.select(
-            exponent.eq(0), self.e.const(0x00200000, I32), self.e.const(0x00400000, I32)
-        )
-        return self.e.select(exponent < 2, subnormal, normal).bitcast(F32, 1)
+        return exponent_scale(self.e, self.u8(offset))
+
+
+def exponent_scale(e: Emitter, exponents: Value) -> Value:
+    """2 ** (byte - 128) as float32: half of the power of two an e8m0 byte stands for."""
+    n, bits = exponents.n, exponents.i32().signed()
+    normal = (bits - 1) << 23  # biased exponent byte - 1
+    subnormal = e.select(bits.eq(0), e.const(0x00200000, I32, n), e.const(0x00400000, I32, n))
+    return e.select(bits < 2, subnormal, normal).bitcast(F32, n)
 
 
 def decode_block(e: Emitter, quant_type: QuantType, address: Value) -> list[Value]:

@@ -14,9 +14,9 @@ groups; outputs are padded to whole groups.
 
 from __future__ import annotations
 
-from edgellm.kernels.cpu.activations import GROUP, SCALE, SCALED_SUM, TERM, Activation
+from edgellm.kernels.cpu.activations import GROUP, SCALE, SCALED_SUM, SUM_32, TERM, Activation
 from edgellm.kernels.cpu.decode import TracedBlock, decode_block
-from edgellm.kernels.cpu.layouts import WORDS, Fields, PackedLayout
+from edgellm.kernels.cpu.layout import WORDS, Fields, PackedLayout
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.targets import Target
 from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value
@@ -106,7 +106,12 @@ class _Block:
                 self.partial[at] = e.fma(total.f32(), scale, self.partial[at])
             else:
                 self.partial[at] = total.f32() * scale
-        if self.fields.minimums:
+        if self.fields.minimums and self.layout.n_sums == 2:
+            for k in (0, 1):
+                minimum = self.fields.minimums[2 * group + k]()
+                sum_32 = e.broadcast(I32, struct + (SUM_32 + 4 * k)).f32()
+                self.partial[at] = e.fma(sum_32, minimum, self.partial[at])
+        elif self.fields.minimums:
             minimum, scaled_sum = self.fields.minimums[group](), struct + SCALED_SUM
             broadcast = e.broadcast(F32, scaled_sum)
             self.outputs[token] = e.fma(broadcast, minimum, self.outputs[token])

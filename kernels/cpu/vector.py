@@ -359,6 +359,17 @@ class Emitter:
     def dot4(self, acc: Value, codes: Value, x: Value, largest: int) -> Value:
         return self.target.dot4(self, acc, codes, x, largest)
 
+    def lookup(self, levels: Sequence[int], codes: Value) -> Value:
+        """levels[code] as bytes; codes below 16, one level for each."""
+        shuffle = {64: "avx512.pshuf.b.512", 32: "avx2.pshuf.b", 16: "ssse3.pshuf.b.128"}
+        if self.lanes >= 8 and codes.n in shuffle:  # AVX2 and up shuffle bytes by vector
+            table = self.constants(I8, list(levels) * (codes.n // 16))
+            return self.call(f"llvm.x86.{shuffle[codes.n]}", codes.type, table, codes).unsigned()
+        found = self.const(levels[0], I8, codes.n)
+        for i, level in enumerate(levels[1:], 1):
+            found = self.select(codes.eq(i), self.const(level, I8, codes.n), found)
+        return found.unsigned()
+
     def madd_i16(self, a: Value, b: Value | None) -> Value:
         """AVX2: sums of adjacent 16-bit products in int32; b None multiplies by 1."""
         ones = self.const(1, I16, a.n) if b is None else b

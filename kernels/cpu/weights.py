@@ -61,7 +61,13 @@ def linear_kernel(quant_type: QuantType, target: Target, precise: bool = False) 
     name = f"linear_{quant_type.name}_f32"
     if quant_type.block == 1:
         return LinearKernel(quant_type, name, linear.FloatTile(quant_type, target), PLAIN, True)
-    return LinearKernel(quant_type, name, linear.DecodeTile(quant_type, target), PLAIN, False)
+    return decode_kernel(quant_type, target)
+
+
+def decode_kernel(quant_type: QuantType, target: Target) -> LinearKernel:
+    """Decode-then-dot, which runs every type by its own decode."""
+    tile = linear.DecodeTile(quant_type, target)
+    return LinearKernel(quant_type, f"linear_{quant_type.name}_decoded", tile, PLAIN, False)
 
 
 class PackedWeights:

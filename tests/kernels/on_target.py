@@ -16,7 +16,7 @@ from edgellm.kernels.cpu import activations, linear, targets
 from edgellm.kernels.cpu.decode import decode_block
 from edgellm.kernels.cpu.store import EmitKernel, KernelStore
 from edgellm.kernels.cpu.vector import Emitter, Value
-from edgellm.kernels.cpu.weights import PackedWeights, linear_kernel
+from edgellm.kernels.cpu.weights import PackedWeights, decode_kernel, linear_kernel
 from edgellm.kernels.graph import Weight
 from edgellm.models import build_graph
 from edgellm.quant import TYPES, by_name
@@ -183,11 +183,16 @@ def quantized(x: NDArray[np.float32], form: activations.Activation) -> NDArray[n
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("n_rows", "n"), [(6, 256), (40, 768)])
-@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("how", ["packed", "precise", "decode"])
 def test_linear_against_numpy_and_bitwise_in_every_width(
-    name: str, n_rows: int, n: int, precise: bool
+    name: str, n_rows: int, n: int, how: str
 ) -> None:
-    kind, kernel = by_name(name), linear_kernel(by_name(name), TARGET, precise)
+    kind, precise = by_name(name), how == "precise"
+    kernel = linear_kernel(kind, TARGET, precise)
+    if how == "decode":
+        if kind.block == 1:
+            pytest.skip("floats are not decoded")
+        kernel = decode_kernel(kind, TARGET)
     rows = np.ascontiguousarray(random_rows(name, n_rows, n, n_rows))
     weight = Weight("w", kind, (n, n_rows))
 
@@ -195,6 +200,8 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
         out[:] = rows.reshape(-1)[start : start + len(out)]
 
     packed = PackedWeights([weight], read, STORE, TARGET, 2)
+    padded = np.zeros((n_rows + TARGET.lanes, rows.shape[1]), np.uint8)  # as the file has them
+    padded[:n_rows] = rows
     rng = np.random.default_rng(4)
     x = (rng.standard_normal((75, n)) * rng.uniform(0, 3, (75, 1))).astype(np.float32)
     x[7] = 0
@@ -213,7 +220,8 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
     for n_tokens in (75, 1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 40):
         out = np.full((n_tokens, n_groups * TARGET.lanes), np.nan, np.float32)
         count = np.array([n_tokens], np.int64)
-        args = [packed.address(weight), acts.ctypes.data, out.ctypes.data, n_blocks,
+        address = padded.ctypes.data if how == "decode" else packed.address(weight)
+        args = [address, acts.ctypes.data, out.ctypes.data, n_blocks,
                 acts.strides[0], out.strides[0], bias.ctypes.data, n_groups, 2,
                 kernel.group_bytes(weight, TARGET.lanes), count.ctypes.data]  # fmt: skip
         run(kernel.name, linear.make_linear(kernel.tile), args, 0, -(-n_groups // 2))
