@@ -64,18 +64,23 @@ def run_batch(
     out: str,
     params: "SamplingParams",
     shape: Shape,
-    resources: tuple[int, int, int],
+    resources: tuple[int, int, int, str],
 ) -> None:
     """Answer what has no answer yet. Raises BatchFailed at the end if any line failed."""
     from edgellm import batch
     from edgellm.cli._engine import load
 
-    ctx_size, threads, parallel = resources
+    ctx_size, threads, parallel, policy = resources
     results = batch.Results(out)
     parallel = AT_ONCE if parallel == -1 else parallel
     status, report = _reporter()
     try:
-        with source, load(path, ctx_size, threads, shape.chat_template, parallel=parallel) as llm:
+        with (
+            source,
+            load(
+                path, ctx_size, threads, shape.chat_template, parallel=parallel, policy=policy
+            ) as llm,
+        ):
             if shape.system is not None and not has_template(llm, shape.chat_template):
                 raise no_system_message("the model has no chat template")
             progress = batch.run(llm, source, results, params, _encoder(llm, shape), report)

@@ -18,6 +18,7 @@ def load(
     template: str | None = None,
     plain: bool = False,
     parallel: int = 1,
+    policy: str = "error",
 ) -> "LLM":
     """The model, with progress and notices on stderr."""
     prestart_helper(path, template)
@@ -31,6 +32,7 @@ def load(
             n_ctx=ctx_size or None,
             n_threads=threads_or_none(threads),
             max_num_seqs=parallel,
+            context_policy=policy,
             progress=status,
         )
     finally:
@@ -38,3 +40,9 @@ def load(
     for notice in llm.notices:
         say(visible(notice))
     return llm
+
+
+def say_what_was_dropped(llm: "LLM") -> None:
+    """Under the policy ring, a word about what the end of the answer no longer saw."""
+    if llm.n_dropped:
+        say(f"{llm.n_dropped:,} tokens have left the context of {llm.n_ctx:,} (policy ring).")

@@ -16,6 +16,12 @@ def _model_context(value: int) -> int:
     return value
 
 
+def _policy(value: str) -> str:
+    if value not in ("error", "ring"):
+        raise typer.BadParameter(f"{value!r} is neither error nor ring")
+    return value
+
+
 def automatic_or_positive(value: int) -> int:
     if value == 0 or value < -1:
         raise typer.BadParameter("must be at least 1, or -1 for automatic")
@@ -60,6 +66,15 @@ CtxSize = Annotated[
         envvar="EDGELLM_CTX_SIZE",
         callback=_model_context,
         help="Context in tokens; 0: the model's own, as far as memory allows.",
+    ),
+]
+ContextPolicy = Annotated[
+    str,
+    typer.Option(
+        "--context-policy",
+        envvar="EDGELLM_CONTEXT_POLICY",
+        callback=_policy,
+        help="When the context is full: error, or ring (the first tokens and the newest stay).",
     ),
 ]
 Threads = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import _model
-from edgellm.cli._options import CtxSize, GpuLayers, Model, ModelFlag, Threads
+from edgellm.cli._options import ContextPolicy, CtxSize, GpuLayers, Model, ModelFlag, Threads
 from edgellm.cli._output import say
 from edgellm.cli._prompt_options import (
     Reasoning,
@@ -84,6 +84,7 @@ def command(
         ),
     ] = False,
     ctx_size: CtxSize = 0,
+    context_policy: ContextPolicy = "error",
     threads: Threads = -1,
     gpu_layers: GpuLayers = "auto",
     show_timings: ShowTimings = True,
@@ -128,7 +129,9 @@ def command(
         from edgellm.cli._engine import load as load_engine
 
         path = _model.locate(wanted)
-        return load_engine(path, ctx_size, threads, chat_template, simple_io), path
+        return load_engine(
+            path, ctx_size, threads, chat_template, simple_io, policy=context_policy
+        ), path
 
     if sys.stdin is None or not sys.stdin.isatty():
         _answer_once(settings, sampling, prompt, load)

@@ -22,8 +22,16 @@ def command(
     model: ModelFlag = None,
     ctx_size: CtxSize = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    architectures: Annotated[
+        bool, typer.Option("--architectures", help="What this version runs, without a model.")
+    ] = False,
 ) -> None:
     """Show metadata, tensors, bits per weight, the memory bill and the kernel of each type."""
+    if architectures:
+        from edgellm.what_runs import what_runs
+
+        write(what_runs())
+        return
     path = _model.locate(_model.pick(model_argument, model))
 
     from edgellm.quant.gguf import GGUF

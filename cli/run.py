@@ -9,6 +9,7 @@ import typer
 from edgellm.cli import _model
 from edgellm.cli._batch import Shape, open_batch, run_batch
 from edgellm.cli._options import (
+    ContextPolicy,
     CtxSize,
     GpuLayers,
     Model,
@@ -30,6 +31,7 @@ from edgellm.cli._prompt_options import (
 )
 from edgellm.cli._prompt_tokens import no_system_message, prompt_tokens
 from edgellm.cli._sampling import Sampling, with_sampling
+from edgellm.errors import EdgeLLMError
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM
@@ -102,6 +104,7 @@ def command(
     template_arguments: TemplateArguments = None,
     reasoning: Reasoning = "auto",
     ctx_size: CtxSize = 0,
+    context_policy: ContextPolicy = "error",
     threads: Threads = -1,
     gpu_layers: GpuLayers = "auto",
     show_timings: ShowTimings = True,
@@ -131,16 +134,16 @@ def command(
         shape = Shape(system, raw, chat_template, template_arguments, reasoning)
         run_batch(
             _model.locate(name), source, str(out), sampling.params(), shape,
-            (ctx_size, threads, parallel),
+            (ctx_size, threads, parallel, context_policy),
         )  # fmt: skip
         return
     text = _prompt(prompt_argument, prompt, file)
     path = _model.locate(name)
 
-    from edgellm.cli._engine import load
+    from edgellm.cli._engine import load, say_what_was_dropped
 
     params = sampling.params()
-    llm = load(path, ctx_size, threads, chat_template)
+    llm = load(path, ctx_size, threads, chat_template, policy=context_policy)
     with llm:
         variables = template_variables(template_arguments, reasoning)
         tokens = prompt_tokens(llm, text, system, raw, chat_template, variables)
@@ -148,6 +151,12 @@ def command(
             _print_json(llm, str(path), tokens, params)
         else:
             _print_text(llm, tokens, params, show_timings)
+        say_what_was_dropped(llm)
+        if llm.context_full:
+            raise EdgeLLMError(
+                f"The context of {llm.n_ctx:,} tokens is full, so the answer ends here; ask for a "
+                "larger one (-c), or go on with --context-policy ring."
+            )
 
 
 def _prompt(argument: str | None, flag: str | None, file: str | None) -> str:

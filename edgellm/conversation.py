@@ -239,7 +239,7 @@ class Conversation:
         return mark if is_mark(mark) else ""
 
     def _check_room(self, n_tokens: int) -> None:
-        if n_tokens < self.llm.n_ctx:
+        if n_tokens < self.llm.max_positions:
             return
         if len(self.messages) <= 1:
             raise ConversationFull(

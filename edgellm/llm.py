@@ -420,6 +420,11 @@ class LLM:
         return self._last is not None and self._last.context_full
 
     @property
+    def max_positions(self) -> int:
+        """Tokens a sequence may come to hold: n_ctx, but for the policy ring."""
+        return self._n_positions
+
+    @property
     def n_dropped(self) -> int:
         """Tokens of the request that finished last that its end no longer saw (policy ring)."""
         return max(0, len(self._last.tokens) - self.n_ctx) if self._last and self._ring else 0

@@ -77,7 +77,16 @@ class LLM:
     pause = 0.0  # seconds between pieces
     repeat = 1
 
-    def __init__(self, path, n_ctx=None, n_threads=None, max_num_seqs=8, progress=None):
+    context_full, n_dropped = False, 0
+
+    @property
+    def max_positions(self):
+        return self.n_ctx
+
+    def __init__(
+        self, path, n_ctx=None, n_threads=None, max_num_seqs=8, progress=None,
+        context_policy="error",
+    ):  # fmt: skip
         SEEN.update(path=str(path), n_ctx=n_ctx, n_threads=n_threads)
         if str(path).endswith("damaged.gguf"):
             from edgellm.errors import EdgeLLMError

@@ -45,7 +45,7 @@ def tokenizer(tmp_path_factory):
 class Engine:
     """``answers`` are lists of token ids or texts, one for each turn."""
 
-    n_ctx, context_full, timings = 500, False, {"prompt_n": 1}
+    n_ctx, max_positions, context_full, timings = 500, 500, False, {"prompt_n": 1}
     chat_template, metadata = None, {}
 
     def __init__(self, tokenizer, *answers):
