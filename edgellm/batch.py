@@ -284,7 +284,7 @@ def as_completed(
     """(number, completion) of each request when it is finished, or the error that it ended with;
     as many at once as the model has seats. A request is taken from the iterable when there is room
     for it."""
-    from edgellm.llm import completion_of
+    from edgellm.sequence import completion_of
 
     numbered = enumerate(requests)
     running: dict[int, Sequence] = {}

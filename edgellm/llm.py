@@ -14,8 +14,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, overload
@@ -23,29 +21,28 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.context import SINKS, fit_context
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
 from edgellm.kernels.cpu.hooks import HookFunction
-from edgellm.kernels.cpu.program import Limits, ProgramError
+from edgellm.kernels.cpu.inputs import Limits
+from edgellm.kernels.cpu.program import ProgramError
 from edgellm.kernels.cpu.team import TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import default_threads, linear_kernel
 from edgellm.kernels.graph import Tensor
-from edgellm.memory import available_bytes, bill
+from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
+from edgellm.memory import STEP_TOKENS
 from edgellm.models import build_graph
 from edgellm.quant.gguf import GGUF
 from edgellm.runner import Run, Runner
 from edgellm.sampling import Sampler, SamplingParams, log_softmax_top, resolve_bias
 from edgellm.scheduler import Scheduler
-from edgellm.sequence import Piece, Sequence
+from edgellm.sequence import Completion, Piece, Sequence, completion_of
 from edgellm.structured import Grammars
 from edgellm.tokenizer import Tokenizer
 
-STEP_TOKENS = 256  # of a prefill step
-SINKS = 4  # first tokens that stay visible under the ring policy (arXiv:2309.17453)
-RING_POSITIONS = 1 << 20  # where even a ring ends
 LOGITS_TOKENS = 64  # of a step whose logits are all wanted: rows of a big vocabulary are big
-_BLOCK = 32
 _kernels = store.KernelStore()  # machine code is shared by all models of the process
 
 
@@ -55,19 +52,6 @@ class ContextFull(EdgeLLMError):
 
 class EngineError(EdgeLLMError):
     """The engine cannot be used: closed, forked, or in a state no call can repair."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One finished request. ``logprobs``: for each token its log-probability and the best
-    alternatives [(token, log-probability)], when asked for."""
-
-    text: str
-    tokens: list[int]
-    finish_reason: str  # "stop": end token or stop string; "length": max_tokens or full context
-    timings: dict[str, float]
-    logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] | None = None
-    context_full: bool = False
 
 
 Prompt = str | list[int]
@@ -80,10 +64,10 @@ class LLM:
     ``notices``), ``n_threads`` None takes the physical cores allowed to the process, at most
     ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". At the end of the
     context ``context_policy`` "error" ends a sequence, "ring" goes on: a token sees the first
-    ``SINKS`` tokens and the newest n_ctx - SINKS. ``progress`` is told
-    in words what loading is doing. ``samplers`` are functions (logits, tokens, position) that
-    change the logits of every request before its own sampling, compiled by Numba. Raises
-    ValueErrors whose message is one sentence for people.
+    ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
+    ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
+    position) that change the logits of every request before its own sampling, compiled by Numba.
+    Raises ValueErrors whose message is one sentence for people.
     """
 
     def __init__(
@@ -129,10 +113,12 @@ class LLM:
         self.path = str(gguf.path)
         self.config, graph = build_graph(gguf)
         self.n_vocab = graph.output.dim
-        self._tokenizer = _in_background(lambda: _tokenizer(gguf))
+        self._tokenizer = tokenizer_in_background(gguf)
         kv_bytes = 4 if kv_type == "f32" else 2
         self.n_threads = n_threads or default_threads()
-        self.n_ctx, n_blocks = self._fit_context(n_ctx, max_num_seqs, kv_bytes)
+        context = fit_context(gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring)
+        self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
+        self.notices += context.notices
         if unused := self.config.weights.unused:
             names = ", ".join(unused[:3]) + (", …" if len(unused) > 3 else "")
             self.notices.append(f"{len(unused)} tensors of the file are not used: {names}.")
@@ -141,24 +127,17 @@ class LLM:
             max_tokens=max(STEP_TOKENS, max_num_seqs),
             max_out=max(LOGITS_TOKENS, max_num_seqs),
             max_seqs=max_num_seqs,
-            n_ctx=self._n_positions,
-            n_blocks=n_blocks,
+            n_ctx=context.n_positions,
+            n_blocks=context.n_blocks,
             kv_bytes=kv_bytes,
-            window=self.n_ctx - SINKS if self._ring else None,
-            sinks=SINKS if self._ring else 0,
+            window=context.window,
+            sinks=context.sinks,
         )
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
-        number = 0
-
-        def compiling(name: str) -> None:
-            nonlocal number
-            number += 1
-            say(f"compiling kernels for this CPU, kept for the next start: {number} ({name})")
-
-        _kernels.progress = compiling
+        _kernels.progress = compile_progress(say)
         self._graph = graph
         try:
-            self._runner = Runner(gguf, graph, limits, _kernels, _loading(say))
+            self._runner = Runner(gguf, graph, limits, _kernels, weights_progress(say))
         finally:
             _kernels.progress = None
         self.kernel_stats = {
@@ -168,46 +147,10 @@ class LLM:
         }
         self.max_num_seqs = max_num_seqs
         self._scheduler = Scheduler(
-            self._runner.cache, limits.max_tokens, max_num_seqs, self._n_positions
+            self._runner.cache, limits.max_tokens, max_num_seqs, self.max_positions
         )
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
         self._last: Sequence | None = None
-
-    def _fit_context(self, n_ctx: int | None, max_num_seqs: int, kv_bytes: int) -> tuple[int, int]:
-        """Positions of a sequence and blocks of the pool, by request and by memory."""
-        trained = self.config.n_ctx
-        costs = bill(self._gguf, n_ctx or trained)
-        per_token = max(1, costs.kv_per_token * kv_bytes // 2)
-        room = available_bytes() - costs.weights - costs.arena
-        affordable = max(0, int(room * 0.9)) // per_token // _BLOCK * _BLOCK
-        if n_ctx is None:
-            n_ctx = min(trained, max(affordable, _BLOCK))
-            if n_ctx < trained:
-                self.notices.append(
-                    f"The context is {n_ctx} tokens instead of the model's {trained}: "
-                    "more would not fit into memory."
-                )
-        elif n_ctx > affordable:
-            raise EdgeLLMError(
-                f"A context of {n_ctx} tokens needs {n_ctx * per_token / 1e9:.1f} GB for keys and "
-                f"values, {affordable * per_token / 1e9:.1f} GB are left: ask for at most "
-                f"{affordable} (-c)."
-            )
-        elif n_ctx > trained:
-            self.notices.append(
-                f"The model was trained for {trained} tokens; answers may degrade beyond."
-            )
-        self._n_positions = n_ctx
-        if self._ring:
-            if n_ctx < SINKS + _BLOCK:
-                raise EdgeLLMError(
-                    f"context_policy ring needs a context of at least {SINKS + _BLOCK} tokens (-c)."
-                )
-            self._n_positions = RING_POSITIONS
-            # a window that moves also holds the step being computed and blocks cut at its ends
-            return n_ctx, max_num_seqs * (-(-(n_ctx + STEP_TOKENS) // _BLOCK) + 3)
-        n_tokens = min(n_ctx * max_num_seqs, max(affordable, n_ctx))
-        return n_ctx, -(-n_tokens // _BLOCK)
 
     # ---- text -------------------------------------------------------------------------------
 
@@ -394,7 +337,7 @@ class LLM:
             self._finish(sequence, "stop")
         elif params.max_tokens is not None and n_output >= params.max_tokens:
             self._finish(sequence, "length")
-        elif len(sequence.tokens) >= self._n_positions:
+        elif len(sequence.tokens) >= self.max_positions:
             sequence.context_full = True
             self._finish(sequence, "length")
 
@@ -418,11 +361,6 @@ class LLM:
     def context_full(self) -> bool:
         """Whether the request that finished last was ended by the end of its context."""
         return self._last is not None and self._last.context_full
-
-    @property
-    def max_positions(self) -> int:
-        """Tokens a sequence may come to hold: n_ctx, but for the policy ring."""
-        return self._n_positions
 
     @property
     def n_dropped(self) -> int:
@@ -484,9 +422,9 @@ class LLM:
             raise EdgeLLMError(
                 f"Token id {bad[0]} is not in the vocabulary of {self.n_vocab} tokens."
             )
-        if len(tokens) > self._n_positions:
+        if len(tokens) > self.max_positions:
             raise ContextFull(
-                f"The prompt has {len(tokens)} tokens and the context {self._n_positions}: "
+                f"The prompt has {len(tokens)} tokens and the context {self.max_positions}: "
                 "shorten it or ask for a larger context (-c)."
             )
         sequence = Sequence(tokens, params, self.tokenizer.stream())
@@ -531,44 +469,4 @@ def _check_positive(**values: int | None) -> None:
             raise EdgeLLMError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 
-def completion_of(sequence: Sequence) -> Completion:
-    """What a finished request comes to; its pieces must not have been taken."""
-    pieces = list(sequence.pieces)
-    logprobs = None
-    if sequence.params.logprobs:
-        logprobs = [(p.logprob or 0.0, p.top_logprobs) for p in pieces if p.token is not None]
-    return Completion(
-        "".join(p.text for p in pieces), sequence.output, sequence.finish_reason or "error",
-        sequence.timings(), logprobs, sequence.context_full,
-    )  # fmt: skip
-
-
-def _tokenizer(gguf: GGUF) -> Tokenizer:
-    tokenizer = Tokenizer.from_gguf(gguf)
-    if tokenizer.has_text:
-        tokenizer.encode("")  # builds what is built on first use
-    return tokenizer
-
-
-def _loading(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Progress of reading weights in words: from the second second on, four times a second."""
-    due = time.perf_counter() + 1.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal due
-        if time.perf_counter() > due:
-            due = time.perf_counter() + 0.25
-            say(f"loading weights: {100 * done // max(1, total)} %")
-
-    return progress
-
-
-def _in_background(make: Callable[[], Tokenizer]) -> Future[Tokenizer]:
-    """The tokenizer is built while weights are read."""
-    pool = ThreadPoolExecutor(1, "edgellm-tokenizer")
-    future = pool.submit(make)
-    pool.shutdown(wait=False)
-    return future
-
-
-__all__ = ["LLM", "Completion", "ContextFull", "EngineError"]
+__all__ = ["LLM", "SINKS", "Completion", "ContextFull", "EngineError"]

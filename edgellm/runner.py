@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.cpu.attention import BLOCK
-from edgellm.kernels.cpu.program import Limits, Program
+from edgellm.kernels.cpu.inputs import Limits
+from edgellm.kernels.cpu.program import Program
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.kernels.graph import Graph, Weight
 from edgellm.kv_cache import CacheGroup, KVCache

@@ -86,3 +86,28 @@ class Sequence:
             "predicted_ms": predicted_ms,
             "predicted_per_second": 1e3 * n_steps / predicted_ms if predicted_ms else 0.0,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished request. ``logprobs``: for each token its log-probability and the best
+    alternatives [(token, log-probability)], when asked for."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str  # "stop": end token or stop string; "length": max_tokens or full context
+    timings: dict[str, float]
+    logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] | None = None
+    context_full: bool = False
+
+
+def completion_of(sequence: Sequence) -> Completion:
+    """What a finished request comes to; its pieces must not have been taken."""
+    pieces = list(sequence.pieces)
+    logprobs = None
+    if sequence.params.logprobs:
+        logprobs = [(p.logprob or 0.0, p.top_logprobs) for p in pieces if p.token is not None]
+    return Completion(
+        "".join(p.text for p in pieces), sequence.output, sequence.finish_reason or "error",
+        sequence.timings(), logprobs, sequence.context_full,
+    )  # fmt: skip

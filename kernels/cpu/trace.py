@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from edgellm.kernels import reference
 from edgellm.kernels.cpu.attention import BLOCK
-from edgellm.kernels.cpu.program import AttentionGroup, Program
+from edgellm.kernels.cpu.inputs import AttentionGroup
+from edgellm.kernels.cpu.program import Program
 from edgellm.kernels.cpu.weights import ReadInto
 from edgellm.kernels.graph import Op, Weight
 

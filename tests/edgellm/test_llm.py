@@ -141,7 +141,7 @@ def test_bad_options_are_refused(tiny_model: Callable[..., Path], options: dict)
 def test_a_context_beyond_memory_is_refused_with_what_would_fit(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.llm.available_bytes", lambda: 40 << 20)
+    monkeypatch.setattr("edgellm.context.available_bytes", lambda: 40 << 20)
     path = tiny_model("llama", n_ctx=1 << 20)
     with pytest.raises(EdgeLLMError, match="ask for at most"):
         LLM(path, n_ctx=1 << 20)

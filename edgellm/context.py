@@ -1,0 +1,64 @@
+"""How long a sequence may be: by request, by the model, by memory and by the context policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgellm.errors import EdgeLLMError
+from edgellm.kernels.cpu.attention import BLOCK
+from edgellm.memory import STEP_TOKENS, available_bytes, bill
+from edgellm.models.config import Config
+from edgellm.quant.gguf import GGUF
+
+SINKS = 4  # first tokens that stay visible under the ring policy (arXiv:2309.17453)
+RING_POSITIONS = 1 << 20  # where even a ring ends
+
+
+@dataclass(frozen=True)
+class Context:
+    """``n_ctx`` tokens are visible at once, ``n_positions`` is where a sequence ends, ``n_blocks``
+    the size of each cache pool. Under the ring policy ``window`` of the tokens are the newest."""
+
+    n_ctx: int
+    n_positions: int
+    n_blocks: int
+    window: int | None = None
+    sinks: int = 0
+    notices: list[str] = field(default_factory=list)
+
+
+def fit_context(
+    gguf: GGUF, config: Config, n_ctx: int | None, max_num_seqs: int, kv_bytes: int, ring: bool
+) -> Context:
+    """``n_ctx`` None takes the model's context, or what fits into memory; EdgeLLMError says what
+    would fit when more was asked for."""
+    trained, notices = config.n_ctx, []
+    costs = bill(gguf, n_ctx or trained)
+    per_token = max(1, costs.kv_per_token * kv_bytes // 2)
+    room = available_bytes() - costs.weights - costs.arena
+    affordable = max(0, int(room * 0.9)) // per_token // BLOCK * BLOCK
+    if n_ctx is None:
+        n_ctx = min(trained, max(affordable, BLOCK))
+        if n_ctx < trained:
+            notices.append(
+                f"The context is {n_ctx} tokens instead of the model's {trained}: "
+                "more would not fit into memory."
+            )
+    elif n_ctx > affordable:
+        raise EdgeLLMError(
+            f"A context of {n_ctx} tokens needs {n_ctx * per_token / 1e9:.1f} GB for keys and "
+            f"values, {affordable * per_token / 1e9:.1f} GB are left: ask for at most "
+            f"{affordable} (-c)."
+        )
+    elif n_ctx > trained:
+        notices.append(f"The model was trained for {trained} tokens; answers may degrade beyond.")
+    if not ring:
+        n_tokens = min(n_ctx * max_num_seqs, max(affordable, n_ctx))
+        return Context(n_ctx, n_ctx, -(-n_tokens // BLOCK), notices=notices)
+    if n_ctx < SINKS + BLOCK:
+        raise EdgeLLMError(
+            f"context_policy ring needs a context of at least {SINKS + BLOCK} tokens (-c)."
+        )
+    # a window that moves also holds the step being computed, and blocks cut at its ends
+    n_blocks = max_num_seqs * (-(-(n_ctx + STEP_TOKENS) // BLOCK) + 3)
+    return Context(n_ctx, RING_POSITIONS, n_blocks, n_ctx - SINKS, SINKS, notices)
