@@ -237,7 +237,7 @@ class LLM:
         out = np.empty((len(sequence.tokens), self.n_vocab), np.float32)
         with self._lock:
             runner = self._ready()
-            if not runner.cache.admit(sequence, len(sequence.tokens)):
+            if not runner.cache.admit(sequence, len(sequence.tokens), reuse=False):
                 raise EngineError("No room for another sequence; finish or close open streams.")
             try:
                 for start in range(0, len(out), LOGITS_TOKENS):
@@ -259,13 +259,21 @@ class LLM:
         with self._lock:
             program = self._ready().program
             hook = program.add_hook(tensor, function)
+            self._reuse_unless_hooked()
 
         def remove() -> None:
             with self._lock:
                 if self._runner is not None:
                     program.remove_hook(tensor, hook)
+                    self._reuse_unless_hooked()
 
         return remove
+
+    def _reuse_unless_hooked(self) -> None:
+        """A hook has to see every token, and what it changed must not outlive it."""
+        runner = self._ready()
+        runner.cache.drop_parked()
+        self._scheduler.reuse = not runner.program.hooks
 
     def _tensor(self, name: str) -> Tensor:
         """The tensor a hook names; EdgeLLMError lists what there is."""

@@ -17,6 +17,7 @@ class Scheduler:
     def __init__(self, cache: KVCache, step_tokens: int, max_num_seqs: int, n_ctx: int) -> None:
         self._cache, self._step_tokens = cache, step_tokens
         self._max_num_seqs, self._n_ctx = max_num_seqs, n_ctx
+        self.reuse = True  # go on from what an earlier request computed
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -29,7 +30,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
-        self._cache.release(sequence)
+        self._cache.release(sequence, park=self.reuse)
 
     def most_tokens(self, sequence: Sequence) -> int:
         """Positions the sequence may come to hold."""
@@ -40,7 +41,8 @@ class Scheduler:
     def schedule(self) -> list[tuple[Sequence, int]]:
         """(sequence, tokens to compute) for one step; empty when there is nothing to do."""
         while self.waiting and len(self.running) < self._max_num_seqs:
-            if not self._cache.admit(self.waiting[0], self.most_tokens(self.waiting[0])):
+            first = self.waiting[0]
+            if not self._cache.admit(first, self.most_tokens(first), self.reuse):
                 break
             self.running.append(self.waiting.popleft())
         budget = self._step_tokens

@@ -40,6 +40,7 @@ class Sequence:
     decoder: StreamDecoder
     n_prompt: int = field(init=False)
     n_computed: int = 0
+    n_cached: int = 0  # computed for an earlier request that began alike
     row: int = -1  # of the block tables, while it runs
     blocks: list[dict[int, int]] = field(default_factory=list)  # by cache group: place -> block
     finish_reason: str | None = None
@@ -76,12 +77,12 @@ class Sequence:
         prompt_ms = 1e3 * (self.first_token - self.started) if self.first_token else 0.0
         predicted_ms = 1e3 * (self.finished - self.first_token) if self.finished else 0.0
         # the first token comes with the prompt's last step, so its time is counted there
-        n_steps = max(0, n_output - 1)
+        n_steps, n_read = max(0, n_output - 1), self.n_prompt - self.n_cached
         return {
-            "cache_n": 0,
-            "prompt_n": self.n_prompt,
+            "cache_n": self.n_cached,
+            "prompt_n": n_read,
             "prompt_ms": prompt_ms,
-            "prompt_per_second": 1e3 * self.n_prompt / prompt_ms if prompt_ms else 0.0,
+            "prompt_per_second": 1e3 * n_read / prompt_ms if prompt_ms else 0.0,
             "predicted_n": n_output,
             "predicted_ms": predicted_ms,
             "predicted_per_second": 1e3 * n_steps / predicted_ms if predicted_ms else 0.0,
