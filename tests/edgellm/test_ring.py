@@ -114,6 +114,7 @@ def test_a_long_generation_needs_no_more_memory(tiny_model: Callable[..., Path])
 
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_ten_thousand_tokens_of_a_real_model(real_model: Callable[[str], Path]) -> None:
     params = SamplingParams(max_tokens=10_000, temperature=0.8, seed=5, ignore_eos=True)
     path = real_model("SmolLM2")

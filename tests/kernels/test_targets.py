@@ -12,6 +12,7 @@ import pytest
 from edgellm.kernels.cpu.targets import TARGETS
 
 
+@pytest.mark.timeout(1200)  # a new machine compiles every kernel first
 @pytest.mark.parametrize("name", TARGETS)
 def test_kernels_on(name: str) -> None:
     if not TARGETS[name].available():
@@ -19,7 +20,7 @@ def test_kernels_on(name: str) -> None:
     suite = Path(__file__).with_name("on_target.py")
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(suite)],
-        env=os.environ | {"EDGELLM_TARGET": name}, capture_output=True, text=True, timeout=280,
+        env=os.environ | {"EDGELLM_TARGET": name}, capture_output=True, text=True, timeout=1100,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
 
