@@ -8,8 +8,9 @@ check:  ## style and types
 	ruff check .
 	mypy
 
-test:  ## all tests; those that need absent models or vectors say so
+test:  ## the fast tests, then the slow ones; those that need absent models or vectors say so
 	pytest
+	pytest -m slow
 
-bench:  ## speed beside llama.cpp (needs llama-cpp-python)
-	python benchmarks/peers.py
+bench:  ## speed beside llama.cpp (needs llama-cpp-python): make bench MODELS=model.gguf
+	python benchmarks/peers.py --batch $(MODELS)
