@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from edgellm.context import SINKS, fit_context
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
+from edgellm.kernels.cpu.cores import default_threads
 from edgellm.kernels.cpu.hooks import HookFunction
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.cpu.program import ProgramError
 from edgellm.kernels.cpu.team import TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
-from edgellm.kernels.cpu.weights import default_threads, linear_kernel
+from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import Tensor
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.memory import STEP_TOKENS

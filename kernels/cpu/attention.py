@@ -226,7 +226,7 @@ class _Item:
         return newest, self._of_sinks(e.const(-1), oldest)
 
     def _block(self, base: Value, blocks: Value, b: Value) -> Value:
-        number = e_load_block(self.e, blocks, b)
+        number = self.e.load(I32, blocks + b * 4).i64()
         return base + (number * self.shape.n_kv_heads + self.head) * self.head_bytes
 
     def _scores(self, b: Value, blocks: Value, first_key: Value) -> None:
@@ -269,7 +269,6 @@ class _Item:
         with e.loop(n, step=e.lanes) as i:
             top.set(e.maximum(top.get(), e.f32(row + i * 4)))
         piece_top = e.max(top.get())
-        # 16 partial sums whatever the vector width would be one more constraint than rule 6 asks
         total = e.var(e.zeros())
         with e.loop(n, step=e.lanes) as i:
             weight = e.exp(e.f32(row + i * 4) - piece_top)
@@ -318,11 +317,6 @@ class _Item:
                             e.store(value, self._partial(r) + 4 * c)
                         at = self.outputs + 4 * (r * dim + c)
                         e.store(e.fma(value, new, e.f32(at) * old), at)
-
-
-def e_load_block(e: Emitter, blocks: Value, b: Value) -> Value:
-    """Number b of a block table (int32)."""
-    return e.load(I32, blocks + b * 4).i64()
 
 
 def make_merge(shape: AttentionShape) -> EmitKernel:
