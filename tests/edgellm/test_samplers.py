@@ -51,7 +51,8 @@ def apply(name, logits, tokens=(), piece=None, position=0, **values) -> dict[int
         assert order.tolist() == list(range(len(ids)))  # the promise of `Candidates`
         results.append(dict(zip(ids.tolist(), found.logits.tolist(), strict=True)))
     for other in results[1:]:  # sums in another order may round differently
-        assert other == pytest.approx(results[0], rel=1e-12)
+        # and a temperature near 0 magnifies it
+        assert other == pytest.approx(results[0], rel=1e-9)
     return results[0]
 
 
