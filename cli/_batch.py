@@ -51,6 +51,8 @@ def open_batch(batch: str | None, out: str | None, has_prompt: bool) -> BinaryIO
     try:
         if os.path.exists(out) and os.path.samefile(batch, out):
             raise typer.BadParameter("it is the file of --batch", param_hint="'--out'")
+        if os.path.exists(batch) and not os.path.isfile(batch):
+            raise typer.BadParameter(f"{batch} is not a regular file", param_hint="'--batch'")
         return open(batch, "rb")
     except OSError as error:
         raise typer.BadParameter(

@@ -8,6 +8,7 @@ What a user can act on ends as one sentence on stderr and exit code 2; a fault o
 traceback.
 """
 
+import contextlib
 import os
 import pkgutil
 import sys
@@ -95,6 +96,9 @@ def run(arguments: list[str]) -> int:
             raise
         _complain(f"edgellm: {error}")
         return REFUSED
+    except OSError as error:  # a full disk under stdout, most of all
+        _complain(f"edgellm: {error.filename or 'the output'}: {error.strerror or error}.")
+        return REFUSED
     except MemoryError:
         _complain("edgellm: there is not enough memory; a smaller --ctx-size or model needs less.")
         return REFUSED
@@ -106,14 +110,24 @@ def _for_the_user(error: ValueError) -> bool:
 
 
 def _complain(text: str) -> None:
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     # Names of files and of repositories get into sentences.
     print(visible(" ".join(text.split())), file=sys.stderr)
 
 
 def main() -> None:
     """Entry point of the installed command."""
+    # Closed by the caller (`>&-`): what is written has nowhere to go.
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a replacement, not a traceback.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:  # said already; Python would say it again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = code or REFUSED
+    sys.exit(code)

@@ -200,8 +200,9 @@ def read_text(file: str | None) -> tuple[str, str]:
 
 
 def _print_text(llm: "LLM", tokens: list[int], params: Any, show_timings: bool) -> None:
+    stream = llm.stream(tokens, params)  # what cannot be answered is refused here
     try:
-        for piece in llm.stream(tokens, params):
+        for piece in stream:
             if piece.text:
                 write(piece.text)
     finally:

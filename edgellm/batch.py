@@ -109,6 +109,8 @@ class Results:
         self.keys: set[str] = set()
         self.n_failed = 0  # of those that were there
         try:
+            if os.path.exists(self.path) and not os.path.isfile(self.path):
+                raise BatchError(f"{self.path} (--out): it is not a regular file.")
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise BatchError(f"{self.path} (--out): {error.strerror or error}.") from None
@@ -261,6 +263,8 @@ def _checked(line: Line) -> dict[str, Any]:
     messages = body.get("messages", [{}])
     if not (isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)):
         raise LineError(f"Line {line.number}: messages must be a list of objects.")
+    if "messages" in body and not all(isinstance(m.get("role"), str) for m in messages):
+        raise LineError(f"Line {line.number}: every message needs a role.")
     return body
 
 

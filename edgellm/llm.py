@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, overload
@@ -25,7 +26,7 @@ from edgellm.context import SINKS, fit_context
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
 from edgellm.kernels.cpu.cores import default_threads
-from edgellm.kernels.cpu.hooks import HookFunction
+from edgellm.kernels.cpu.hooks import HookFunction, inside_hook
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.cpu.program import ProgramError
 from edgellm.kernels.cpu.team import TeamError
@@ -80,7 +81,7 @@ class LLM:
         max_num_seqs: int = 8,
         kv_type: str = "f16",
         context_policy: str = "error",
-        samplers: Iterable[Callable[..., None]] = (),
+        samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
     ) -> None:
         _check_positive(n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs)
@@ -88,6 +89,9 @@ class LLM:
             raise EdgeLLMError(f"kv_type must be f16 or f32, not {kv_type!r}.")
         if context_policy not in ("error", "ring"):
             raise EdgeLLMError(f"context_policy must be error or ring, not {context_policy!r}.")
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise EdgeLLMError(f"The path of a model file is needed, not {path!r}.")
+        samplers = [samplers] if callable(samplers) else samplers
         self._ring = context_policy == "ring"
         say = progress or (lambda text: None)
         self.notices: list[str] = []
@@ -117,6 +121,10 @@ class LLM:
         self._tokenizer = tokenizer_in_background(gguf)
         kv_bytes = 4 if kv_type == "f32" else 2
         self.n_threads = n_threads or default_threads()
+        if self.n_threads > (n_cores := os.cpu_count() or 1):
+            self.notices.append(
+                f"{self.n_threads} threads on {n_cores} cores stand in each other's way (-t)."
+            )
         context = fit_context(gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring)
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
@@ -199,11 +207,14 @@ class LLM:
     ) -> list[Completion]: ...
     def generate(self, prompts: Any, params: SamplingParams | None = None) -> Any:
         """Complete a prompt (text or token ids), or a list of them together in order."""
+        if not isinstance(prompts, str | list | tuple | np.ndarray):
+            raise EdgeLLMError("A prompt is a text, a list of token ids, or a list of those.")
         one = isinstance(prompts, str) or (len(prompts) > 0 and _is_tokens(prompts))
         sequences: list[Sequence] = []
         params = params or SamplingParams()
         try:
-            for prompt in [prompts] if one else prompts:
+            several: Any = [prompts] if one else prompts
+            for prompt in several:
                 sequences.append(self._sequence(prompt, params))
             for sequence in sequences:
                 self._add(sequence)
@@ -218,17 +229,19 @@ class LLM:
         return completions[0] if one else completions
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
-        """The completion piece by piece; leaving the loop early frees the sequence."""
-        return self._stream(self.submit(prompt, params or SamplingParams()))
+        """The completion piece by piece, computed as pieces are taken; leaving the loop early frees
+        the sequence."""
+        return self._stream(self._sequence(prompt, params or SamplingParams()))
 
     def _stream(self, sequence: Sequence) -> Iterator[Piece]:
         try:
+            self._add(sequence)
             while sequence.pieces or sequence.finish_reason is None:
                 if not sequence.pieces:
                     self.step()
-                sequence.raise_error()
                 while sequence.pieces:
                     yield sequence.pieces.popleft()
+            sequence.raise_error()
         finally:
             self.forget(sequence)
 
@@ -236,7 +249,7 @@ class LLM:
         """float32 [n_tokens, n_vocab]: a fresh sequence from position 0, the logits after each."""
         sequence = self._sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
         out = np.empty((len(sequence.tokens), self.n_vocab), np.float32)
-        with self._lock:
+        with self._turn():
             runner = self._ready()
             if not runner.cache.admit(sequence, len(sequence.tokens), reuse=False):
                 raise EngineError("No room for another sequence; finish or close open streams.")
@@ -256,14 +269,19 @@ class LLM:
         Returns a function that removes the hook. An exception in ``function`` ends the step and
         reaches the caller of generate, stream or logits.
         """
+        if not callable(function):
+            raise EdgeLLMError(f"A hook must be a function, not {function!r}.")
         tensor = self._tensor(name)
-        with self._lock:
+        with self._turn():
             program = self._ready().program
             hook = program.add_hook(tensor, function)
             self._reuse_unless_hooked()
 
         def remove() -> None:
-            with self._lock:
+            hook.is_active = False
+            if inside_hook():  # its stage stays, without effect, until hooks change again
+                return
+            with self._turn():
                 if self._runner is not None:
                     program.remove_hook(tensor, hook)
                     self._reuse_unless_hooked()
@@ -297,7 +315,7 @@ class LLM:
 
     def step(self) -> None:
         """Compute one step for whoever is waiting; finished text is put on the sequences."""
-        with self._lock:
+        with self._turn():
             self._ready()
             batch = self._scheduler.schedule()
             if not batch:
@@ -398,10 +416,16 @@ class LLM:
 
     def close(self) -> None:
         """Stop the threads and free weights and cache; the object cannot be used afterwards."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.close()
-        self._gguf.close()
+        if self._runner is not None and not inside_hook():
+            self._runner.program.team.abort()  # a step of another thread ends early
+        with self._turn():
+            runner, self._runner = self._runner, None
+            if runner is not None:
+                runner.close()
+            self._gguf.close()
+
+    def __reduce__(self) -> str:
+        raise EngineError("A model cannot be copied or pickled; load the file where it is needed.")
 
     def __enter__(self) -> Self:
         return self
@@ -412,6 +436,14 @@ class LLM:
     ) -> None:  # fmt: skip
         self.close()
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Callers' threads take turns: one step at a time."""
+        if inside_hook():
+            raise EngineError("A hook cannot use a model: the step it belongs to is still running.")
+        with self._lock:
+            yield
+
     def _ready(self) -> Runner:
         if self._runner is None:
             raise EngineError("This model is closed.")
@@ -419,6 +451,8 @@ class LLM:
 
     def _sequence(self, prompt: Prompt, params: SamplingParams) -> Sequence:
         self._ready()
+        if not isinstance(params, SamplingParams):
+            raise EdgeLLMError(f"params must be SamplingParams, not {type(params).__name__}.")
         if isinstance(prompt, str):
             tokens = self.tokenize(prompt)
         elif _is_tokens(prompt):
@@ -456,13 +490,13 @@ class LLM:
     def _add(self, sequence: Sequence) -> None:
         if not self._ready().cache.fits(self._scheduler.most_tokens(sequence)):
             raise ContextFull("The request can never fit into the key-value cache (-c).")
-        with self._lock:
+        with self._turn():
             self._scheduler.add(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Free what a request holds, finished or not."""
         if self._runner is not None:
-            with self._lock:
+            with self._turn():
                 self._scheduler.remove(sequence)
 
 
@@ -474,7 +508,8 @@ def _is_tokens(prompt: Any) -> bool:
 
 def _check_positive(**values: int | None) -> None:
     for name, value in values.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if value is not None and (not whole or value < 1):
             raise EdgeLLMError(f"{name} must be a whole number of at least 1, not {value!r}.")
 
 

@@ -61,6 +61,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "dry_sequence_breakers"):
             value = getattr(self, name)
+            value = () if value is None else value
+            if not isinstance(value, Iterable):
+                raise EdgeLLMError(f"{name} must be a text or a list of texts, not {value!r}.")
             texts = (value,) if isinstance(value, str) else tuple(value)
             object.__setattr__(self, name, texts)
             if not all(isinstance(text, str) and text for text in texts):

@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.vector import F32, Emitter, Value
 
@@ -51,6 +54,21 @@ class Activation:
 Q8 = Activation("q8", 32)
 Q8K = Activation("q8k", 128)
 PLAIN = Activation("f32", 1, 0)
+
+
+def quantized(x: NDArray[np.float32], form: Activation) -> NDArray[np.float32]:
+    """The values of rows [n, dim] as kernels that read ``form`` see them; numpy, the specification
+    of make_quantize."""
+    if not form.terms:
+        return x
+    spans = x.reshape(len(x), -1, form.span)
+    largest = np.abs(spans).max(-1, keepdims=True)
+    factor = np.where(largest > 0, 127 / np.where(largest > 0, largest, 1), 0).astype(np.float32)
+    scale, total = largest * np.float32(1 / 127), np.zeros_like(spans)
+    for _ in range(form.terms):
+        total = total + np.rint((spans - total) * factor) * scale
+        factor, scale = factor * np.float32(254), scale * np.float32(1 / 254)
+    return total.reshape(x.shape).astype(np.float32)
 
 
 def make_quantize(form: Activation) -> EmitKernel:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.cpu import attention, elementwise, experts, targets
-from edgellm.kernels.cpu.activations import PLAIN, Activation, make_quantize
+from edgellm.kernels.cpu.activations import PLAIN, Activation, make_quantize, quantized
 from edgellm.kernels.cpu.attention import AttentionShape
 from edgellm.kernels.cpu.hooks import Hook, HookFunction
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits, StepInputs
@@ -267,6 +267,10 @@ class Program:
             a["n_heads"], a["n_kv_heads"], a["head_dim"], a["scale"], window,
             self.limits.kv_bytes, sinks,
         )  # fmt: skip
+
+    def as_read(self, op: Op, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The input [n, dim] of a linear op as its kernel reads it."""
+        return quantized(x, self._kernels[op.weights["weight"].type.id].activation)
 
     def group_of(self, op: Op) -> AttentionGroup:
         """The cache group of an attention op."""

@@ -15,6 +15,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -48,6 +49,7 @@ class KernelStore:
         self._addresses: dict[str, int] = {}
         self._keep: list[Any] = []
         self._engine: Any = None
+        self._lock = threading.Lock()
         self.compiled = 0
         self.loaded = 0
         self.seconds = 0.0
@@ -55,10 +57,11 @@ class KernelStore:
 
     def get(self, name: str, emit: EmitKernel) -> int:
         """The address of a kernel; ``name`` must say every parameter ``emit`` closes over."""
-        if name not in self._addresses:
-            started = time.perf_counter()
-            self._addresses[name] = self._load(name) or self._compile(name, emit)
-            self.seconds += time.perf_counter() - started
+        with self._lock:
+            if name not in self._addresses:
+                started = time.perf_counter()
+                self._addresses[name] = self._load(name) or self._compile(name, emit)
+                self.seconds += time.perf_counter() - started
         return self._addresses[name]
 
     # ---- loading ----------------------------------------------------------------------------
@@ -69,13 +72,13 @@ class KernelStore:
 
     def _load(self, name: str) -> int:
         path = self._path(name)
-        if path is None or not path.exists():
+        if path is None or not path.is_file():
             return 0
         check_private(path.parent)
         data = path.read_bytes()
         header, _, rest = data.removeprefix(_MAGIC).partition(b"\n")
         symbol, _, digest = header.partition(b" ")
-        if not data.startswith(_MAGIC) or hashlib.sha256(rest).hexdigest().encode() != digest:
+        if not data.startswith(_MAGIC) or _digest(name, symbol, rest) != digest:
             path.unlink(missing_ok=True)  # damaged: compile it again
             return 0
         if self._engine is None:
@@ -122,9 +125,13 @@ class KernelStore:
         path = self._path(name)
         if path is not None:
             code = compiled._library.serialize_using_object_code()[2][0]
-            digest = hashlib.sha256(code).hexdigest()
-            _write(path, _MAGIC + f"{compiled._wrapper_name} {digest}\n".encode() + code)
+            symbol = compiled._wrapper_name.encode()
+            _write(path, _MAGIC + symbol + b" " + _digest(name, symbol, code) + b"\n" + code)
         return int(compiled.address)
+
+
+def _digest(name: str, symbol: bytes, code: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + symbol + b"\0" + code).hexdigest().encode()
 
 
 def default_folder() -> Path | None:

@@ -13,6 +13,7 @@ opens the barrier. Which thread does what never changes a result.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -300,7 +301,9 @@ class Team:
             self._wait_done(step)
         except BaseException:
             h[_ABORT] = 1
-            self._wait_done(step)
+            while h[_DONE] != step:  # a second Ctrl-C must not leave the team in mid-step
+                with contextlib.suppress(KeyboardInterrupt):
+                    self._wait_done(step)
             raise
 
     def _wait_done(self, step: np.int64) -> None:
@@ -335,7 +338,11 @@ def _stop(
     """End the workers; holds no reference to the team, so that the team can be collected."""
     if os.getpid() != pid:  # the threads do not exist in a forked child
         return
-    header[_ABORT] = header[_EXIT] = 1
+    header[_ABORT] = 1
+    patience = time.monotonic() + 5.0
+    while header[_DONE] != header[_STEP] and time.monotonic() < patience:
+        time.sleep(1e-3)  # a step of another thread runs dry first
+    header[_EXIT] = 1
     header[_STEP] += 1
     _wake(header, _STEP, syscall, futex)
     for thread in threads:

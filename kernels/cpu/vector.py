@@ -383,7 +383,9 @@ class Emitter:
         return self.select(x < y, x, y)
 
     def maximum(self, a: Value, b: Value) -> Value:
-        return self.select(a > b, a, b)
+        """The larger float; NaN when either is, so that what a damaged file holds reaches the
+        logits, where it is seen."""
+        return self._float_call("maximum", a, b)
 
     def abs(self, x: Value) -> Value:
         return self._float_call("fabs", x)
@@ -414,11 +416,12 @@ class Emitter:
         return self.reduce(x, self.maximum)
 
     def exp(self, x: Value) -> Value:
-        """e**x by one polynomial in every lane (Cephes expf); exactly 1 at 0, 0 below -87."""
+        """e**x by one polynomial in every lane (Cephes expf); exactly 1 at 0, 0 below -87, NaN of
+        NaN."""
         n = x.n
         low = x < -87.0
-        x = self.maximum(x, self.const(-87.0, F32, n))
-        x = self.select(x < 88.0, x, self.const(88.0, F32, n))
+        x = self.select(low, self.const(-87.0, F32, n), x)
+        x = self.select(x > 88.0, self.const(88.0, F32, n), x)
         k = self.rint(x * 1.4426950408889634)
         r = self.fma(k, self.const(-0.693359375, F32, n), x)
         r = self.fma(k, self.const(2.12194440e-4, F32, n), r)

@@ -69,9 +69,41 @@ def test_an_exception_reaches_the_caller_and_the_model_goes_on(llm: LLM) -> None
 
 
 def test_a_result_of_the_wrong_shape_is_the_callers_error(llm: LLM) -> None:
-    llm.on("output", lambda x: np.zeros(3))
-    with pytest.raises(ValueError, match="broadcast"):
+    for wrong in (np.zeros(3), np.zeros((1, 1))):
+        remove = llm.on("output", lambda x, wrong=wrong: wrong)
+        with pytest.raises(ValueError, match="A hook returned .* for a tensor of"):
+            llm.logits(TOKENS)
+        remove()
+    with pytest.raises(EdgeLLMError, match="must be a function"):
+        llm.on("output", 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("use", ["generate", "on", "close", "logits"])
+def test_a_hook_that_uses_its_own_model_is_refused(llm: LLM, use: str) -> None:
+    calls = {
+        "generate": lambda x: llm.generate("a", GREEDY) and None,
+        "on": lambda x: llm.on("output", print) and None,
+        "close": lambda x: llm.close(),
+        "logits": lambda x: llm.logits([1]) and None,
+    }
+    remove = llm.on("blk.0.resid", calls[use])
+    with pytest.raises(EdgeLLMError, match="A hook cannot use a model"):
         llm.logits(TOKENS)
+    remove()
+    assert len(llm.generate(TOKENS, GREEDY).tokens) == 5
+
+
+def test_a_hook_may_remove_itself(llm: LLM) -> None:
+    seen = []
+
+    def once(x: np.ndarray) -> None:
+        seen.append(len(x))
+        remove()
+
+    remove = llm.on("blk.0.resid", once)
+    llm.generate(TOKENS, GREEDY)
+    llm.generate(TOKENS, GREEDY)
+    assert seen == [len(TOKENS)]
 
 
 def test_an_unknown_name_lists_what_there_is(llm: LLM) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -256,3 +258,55 @@ def test_metadata_and_report(llm: LLM, tiny_model: Callable[..., Path]) -> None:
     assert all(row["packed"] for row in rows)
     with LLM(tiny_model("llama", template="{{ messages }}"), n_threads=1) as other:
         assert other.chat_template == "{{ messages }}"
+
+
+def test_a_stream_nobody_reads_takes_no_seat(llm: LLM) -> None:
+    for _ in range(10):
+        llm.stream("hello", SamplingParams(max_tokens=None, ignore_eos=True))
+    assert llm.is_idle
+    with pytest.raises(EdgeLLMError, match="not in the vocabulary"):
+        llm.stream([999], GREEDY)  # said at once, not when it is read
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(None), "A prompt is a text"),
+        (lambda llm: llm.generate({"a": 1}), "A prompt is a text"),
+        (lambda llm: llm.generate("a", {"max_tokens": 3}), "params must be SamplingParams"),
+        (lambda llm: SamplingParams(stop=5), "stop must be"),
+        (lambda llm: LLM(None), "path of a model file"),
+        (lambda llm: LLM(llm.path, n_ctx=True), "n_ctx must be"),
+        (lambda llm: pickle.dumps(llm), "cannot be copied or pickled"),
+        (lambda llm: copy.copy(llm), "cannot be copied or pickled"),
+    ],
+)
+def test_misuse_is_one_sentence(llm: LLM, call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(EdgeLLMError, match=message):
+        call(llm)
+
+
+def test_kind_options_are_taken(llm: LLM) -> None:
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
+    with LLM(llm.path, n_ctx=np.int64(64), n_threads=1) as other:  # type: ignore[arg-type]
+        assert other.n_ctx == 64
+
+
+@pytest.mark.parametrize("tensor", ["blk.0.ffn_down", "blk.1.attn_k", "output", "output_norm"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_a_number_in_a_file_reaches_the_user(
+    tiny_model: Callable[..., Path], tmp_path: Path, tensor: str, value: float
+) -> None:
+    from edgellm.quant.gguf import GGUF
+
+    data = bytearray(tiny_model("llama").read_bytes())
+    with GGUF(tiny_model("llama")) as file:
+        info = file.tensors[f"{tensor}.weight"]
+    kind = np.float32 if info.type.name == "f32" else np.float16  # a scale comes first in a block
+    for row in range(info.rows):
+        at = info.offset + row * info.row_bytes
+        data[at : at + kind().itemsize] = kind(value).tobytes()
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(data)
+    with LLM(path, n_threads=1) as damaged, pytest.raises(EdgeLLMError, match="not numbers"):
+        damaged.generate(list(range(50)), GREEDY)

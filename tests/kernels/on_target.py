@@ -166,21 +166,6 @@ def test_traced_decode_equals_numpy_bit_for_bit(name: str) -> None:
     assert np.array_equal(out.reshape(-1).view(np.uint32), expected.reshape(-1).view(np.uint32))
 
 
-def quantized(x: NDArray[np.float32], form: activations.Activation) -> NDArray[np.float32]:
-    """Activations as the kernels see them: int8 codes times a scale for each span, and with two
-    terms the rest in codes of 1/254 of it."""
-    if form is activations.PLAIN:
-        return x
-    spans = x.reshape(len(x), -1, form.span)
-    largest = np.abs(spans).max(-1, keepdims=True)
-    factor = np.where(largest > 0, 127 / np.where(largest > 0, largest, 1), 0).astype(np.float32)
-    scale, total = largest * np.float32(1 / 127), np.zeros_like(spans)
-    for _ in range(form.terms):
-        total = total + np.rint((spans - total) * factor) * scale
-        factor, scale = factor * np.float32(254), scale * np.float32(1 / 254)
-    return total.reshape(x.shape)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("n_rows", "n"), [(6, 256), (40, 768)])
 @pytest.mark.parametrize("how", ["packed", "precise", "decode"])
@@ -213,9 +198,9 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
         run(f"quantize_{form.name}", activations.make_quantize(form), args, 0, 75)
     n_blocks, n_groups = n // kernel.tile.block, kernel.n_groups(weight, TARGET.lanes)
     bias = rng.standard_normal(n_groups * TARGET.lanes).astype(np.float32)
-    expected = quantized(x, form) @ kind.dequantize(rows).T + bias[:n_rows]
+    expected = activations.quantized(x, form) @ kind.dequantize(rows).T + bias[:n_rows]
     if precise:
-        assert nmse(quantized(x, form), x) < 1e-8
+        assert nmse(activations.quantized(x, form), x) < 1e-8
     whole = None
     for n_tokens in (75, 1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 40):
         out = np.full((n_tokens, n_groups * TARGET.lanes), np.nan, np.float32)
