@@ -31,7 +31,11 @@ class Encoder:
             self._fragment = build[vocabulary.algorithm](vocabulary, gguf, texts, index)
         except (TokenizerError, GGUFError):
             raise
-        except Exception as error:  # the libraries raise plain Exception and RuntimeError
+        except BaseException as error:
+            # The libraries raise plain Exception and RuntimeError, and a panic of Rust, which is
+            # no Exception, for merges they did not expect.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             reason = f"its tokenizer is damaged: {error}"
             raise TokenizerError(f"{vocabulary.path}: {reason}") from None
         special = vocabulary.special_tokens(index)
