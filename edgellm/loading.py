@@ -39,12 +39,14 @@ def weights_progress(say: Callable[[str], None]) -> Callable[[int, int], None]:
 
 
 def compile_progress(say: Callable[[str], None]) -> Callable[[str], None]:
-    """A line for each kernel that has to be compiled."""
-    number = 0
+    """How many kernels had to be compiled so far, at most once a second."""
+    number, due = 0, 0.0
 
     def progress(name: str) -> None:
-        nonlocal number
+        nonlocal number, due
         number += 1
-        say(f"compiling kernels for this CPU, kept for the next start: {number} ({name})")
+        if time.perf_counter() > due:
+            due = time.perf_counter() + 1.0
+            say(f"compiling kernels for this CPU, kept for the next start: {number} ({name})")
 
     return progress
