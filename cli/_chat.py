@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm import session
 from edgellm.cli import _model, _slash
+from edgellm.cli._engine import what_was_dropped
 from edgellm.cli._output import visible
 from edgellm.conversation import Conversation, template_of
 from edgellm.errors import EdgeLLMError
@@ -165,6 +166,8 @@ class Chat:
             self.say(f"Stopped after {len(last.tokens)} tokens.")
         elif self.show_timings:
             self.say(self._speed())
+        if dropped := what_was_dropped(self.llm):
+            self.say(dropped)
 
     # ---- models and sessions -----------------------------------------------------------------
 

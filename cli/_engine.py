@@ -42,7 +42,8 @@ def load(
     return llm
 
 
-def say_what_was_dropped(llm: "LLM") -> None:
-    """Under the policy ring, a word about what the end of the answer no longer saw."""
-    if llm.n_dropped:
-        say(f"{llm.n_dropped:,} tokens have left the context of {llm.n_ctx:,} (policy ring).")
+def what_was_dropped(llm: "LLM") -> str:
+    """Under the policy ring, a sentence about what the end of the answer no longer saw, or ""."""
+    if not llm.n_dropped:
+        return ""
+    return f"{llm.n_dropped:,} tokens have left the context of {llm.n_ctx:,} (policy ring)."

@@ -140,7 +140,7 @@ def command(
     text = _prompt(prompt_argument, prompt, file)
     path = _model.locate(name)
 
-    from edgellm.cli._engine import load, say_what_was_dropped
+    from edgellm.cli._engine import load, what_was_dropped
 
     params = sampling.params()
     llm = load(path, ctx_size, threads, chat_template, policy=context_policy)
@@ -151,7 +151,8 @@ def command(
             _print_json(llm, str(path), tokens, params)
         else:
             _print_text(llm, tokens, params, show_timings)
-        say_what_was_dropped(llm)
+        if dropped := what_was_dropped(llm):
+            say(dropped)
         if llm.context_full:
             raise EdgeLLMError(
                 f"The context of {llm.n_ctx:,} tokens is full, so the answer ends here; ask for a "
