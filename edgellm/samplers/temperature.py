@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgellm.samplers.chain import Candidates, Context, probabilities, step
+from edgellm.samplers.chain import Candidates, Context, Floats, probabilities, step
 
 if TYPE_CHECKING:
     from edgellm.sampling_params import SamplingParams
@@ -33,10 +33,19 @@ def dynamic(candidates: Candidates, params: "SamplingParams") -> float:
         return 1.0  # one token is the answer at any temperature
     low = max(0.0, params.temperature - params.dynatemp_range)
     high = params.temperature + params.dynatemp_range
-    p = probabilities(candidates.logits)
-    p = p[p > 0]
-    share = min(1.0, max(0.0, -float((p * np.log(p)).sum()) / math.log(n)))
+    share = min(1.0, max(0.0, _entropy(candidates.logits) / math.log(n)))
     return low + (high - low) * math.pow(share, params.dynatemp_exponent)
+
+
+def _entropy(logits: Floats) -> float:
+    """In nats. All terms are positive, so that the entropy of a model that is all but certain is
+    as exact as any: 1 - p of the best token is never taken from 1."""
+    below = logits.astype(np.float64) - float(logits.max())
+    weights = np.exp(below)
+    weights[int(below.argmax())] = 0.0
+    seen = weights > 0
+    rest = float(weights.sum())
+    return math.log1p(rest) - float((weights[seen] * below[seen]).sum()) / (1.0 + rest)
 
 
 def mirostat(candidates: Candidates, mu: float) -> Candidates:
