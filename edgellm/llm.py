@@ -371,7 +371,7 @@ class LLM:
     def _finish(self, sequence: Sequence, reason: str) -> None:
         sequence.finished = time.perf_counter()
         sequence.finish_reason = reason
-        text, hit = sequence.stops.push(sequence.decoder.flush())
+        text, _ = sequence.stops.push(sequence.decoder.flush())
         text += sequence.stops.flush()
         sequence.pieces.append(Piece(text, None, reason))
         self._last = sequence

@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from edgellm.kernels.cpu.targets import Target
 
-I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 
 
@@ -216,9 +216,6 @@ class Value:
 
     def slice(self, start: int, n: int) -> Value:
         return self.shuffle(range(start, start + n))
-
-    def concat(self, other: Value) -> Value:
-        return self.shuffle(range(2 * self.n), other)
 
     def __getitem__(self, i: int) -> Value:
         if self.n == 1:
@@ -431,9 +428,6 @@ class Emitter:
             p = self.fma(p, r, self.const(c, F32, n))
         scaled = (p.bitcast(I32, n) + (k.i32() << 23)).bitcast(F32, n)
         return self.select(low, self.const(0.0, F32, n), scaled)
-
-    def sigmoid(self, x: Value) -> Value:
-        return 1.0 / (self.exp(-x) + 1.0)
 
     def tanh(self, x: Value) -> Value:
         return 1.0 - 2.0 / (self.exp(x * 2.0) + 1.0)
