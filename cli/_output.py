@@ -41,6 +41,11 @@ class Status:
         else:
             say(text)
 
+    def on_terminal(self, text: str) -> None:
+        """Only where a line can be rewritten: for what changes many times."""
+        if sys.stderr.isatty() and not self._plain:
+            self(text)
+
     def clear(self) -> None:
         """Remove the rewritten line before anything else is printed."""
         if self._open:

@@ -401,6 +401,11 @@ class LLM:
             self._ready().cache.idle
         )
 
+    @property
+    def runner(self) -> Runner:
+        """What computes steps: for measurements while no request runs (see edgellm.steps)."""
+        return self._ready()
+
     def report(self) -> list[dict[str, Any]]:
         """The kernel of every matrix: tensor, type, shape, kernel, packed."""
         rows = []
