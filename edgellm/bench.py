@@ -111,7 +111,7 @@ class Bench:
         self._peaks = Peaks(llm.runner.program.team, KernelStore())
         self._sequences: dict[tuple[int, int], Sequence] = {}  # by depth and number
         self._room: dict[int, int] = {}  # positions that sequences at a depth need
-        self._sampled = 0.0
+        self._sampled = self._joules_of_samples = 0.0
 
     @staticmethod
     def limits_for(tests: list[Workload]) -> dict[str, Any]:
@@ -162,25 +162,28 @@ class Bench:
         sequences = self._at(test)
         times: list[float] = []
         self._sample(samples)
-        before = energy_joules()
+        before, beside = energy_joules(), self._joules_of_samples
         if test.n_prompt:
             times = self._steps.prefill(sequences[0], test.n_prompt)
         for _ in range(test.n_gen):
             times.append(self._steps.decode(sequences))
             if time.perf_counter() - self._sampled > _SAMPLE_EVERY:
                 self._sample(samples)
-        after = energy_joules()
+        after, beside = energy_joules(), self._joules_of_samples - beside
         self._sample(samples)
         samples.seconds.append(sum(times))
         samples.steps.append(times)
         if before is not None and after is not None and after > before:  # the counter may wrap
-            samples.joules.append(after - before)
+            samples.joules.append(after - before - beside)
         held = resident_bytes() - self._peaks.buffer.nbytes
         self._peak_bytes = max(self._peak_bytes, held)
 
     def _sample(self, samples: Samples) -> None:
+        before = energy_joules()
         samples.read.append(self._peaks.read())
         samples.dot.append(self._peaks.dot())
+        if before is not None:
+            self._joules_of_samples += (energy_joules() or before) - before
         self._sampled = time.perf_counter()
 
     def _shares(self, test: Workload) -> dict[str, float]:
