@@ -66,13 +66,13 @@ def run_batch(
     out: str,
     params: "SamplingParams",
     shape: Shape,
-    resources: tuple[int, int, int, str],
+    resources: tuple[int, int, int, str, str | None],
 ) -> None:
     """Answer what has no answer yet. Raises BatchFailed at the end if any line failed."""
     from edgellm import batch
     from edgellm.cli._engine import load
 
-    ctx_size, threads, parallel, policy = resources
+    ctx_size, threads, parallel, policy, cpu_mask = resources
     results = batch.Results(out)
     parallel = AT_ONCE if parallel == -1 else parallel
     status, report = _reporter()
@@ -80,7 +80,8 @@ def run_batch(
         with (
             source,
             load(
-                path, ctx_size, threads, shape.chat_template, parallel=parallel, policy=policy
+                path, ctx_size, threads, shape.chat_template, parallel=parallel, policy=policy,
+                cpu_mask=cpu_mask,
             ) as llm,
         ):
             if shape.system is not None and not has_template(llm, shape.chat_template):

@@ -6,7 +6,7 @@ import typer
 
 from edgellm.cli import _bench_report, _model
 from edgellm.cli._lists import numbers
-from edgellm.cli._options import Model, ModelFlag, Threads, threads_or_none
+from edgellm.cli._options import CpuMask, Model, ModelFlag, Threads, threads_or_none
 from edgellm.cli._output import Status, say, write
 
 FORMATS = {"md": _bench_report.as_markdown, "json": _bench_report.as_json,
@@ -62,6 +62,7 @@ def command(
         int, typer.Option("-r", "--repetitions", min=1, help="Of each test, in turns.")
     ] = 5,
     threads: Threads = -1,
+    cpu_mask: CpuMask = None,
     output: Annotated[
         str, typer.Option("-o", "--output", callback=_format, help="md, json or csv.")
     ] = "md",
@@ -98,7 +99,9 @@ def command(
     tests = workloads(numbers(n_prompt), numbers(n_gen), numbers(depth), widths)
     status = Status()
     try:
-        rows = bench(str(path), tests, repetitions, threads_or_none(threads), status.on_terminal)
+        rows = bench(
+            str(path), tests, repetitions, threads_or_none(threads), cpu_mask, status.on_terminal
+        )
     finally:
         status.clear()
     write(FORMATS[output](rows))

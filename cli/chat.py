@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import _model
-from edgellm.cli._options import ContextPolicy, CtxSize, GpuLayers, Model, ModelFlag, Threads
+from edgellm.cli._options import (
+    ContextPolicy,
+    CpuMask,
+    CtxSize,
+    GpuLayers,
+    Model,
+    ModelFlag,
+    Threads,
+)
 from edgellm.cli._output import say
 from edgellm.cli._prompt_options import (
     Reasoning,
@@ -86,6 +94,7 @@ def command(
     ctx_size: CtxSize = 0,
     context_policy: ContextPolicy = "error",
     threads: Threads = -1,
+    cpu_mask: CpuMask = None,
     gpu_layers: GpuLayers = "auto",
     show_timings: ShowTimings = True,
     color: Annotated[
@@ -130,7 +139,8 @@ def command(
 
         path = _model.locate(wanted)
         return load_engine(
-            path, ctx_size, threads, chat_template, simple_io, policy=context_policy
+            path, ctx_size, threads, chat_template, simple_io, policy=context_policy,
+            cpu_mask=cpu_mask,
         ), path
 
     if sys.stdin is None or not sys.stdin.isatty():

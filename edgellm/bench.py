@@ -286,14 +286,14 @@ def machine(llm: LLM) -> dict[str, Any]:
 
 def bench(
     path: str, tests: list[Workload], repetitions: int = 5, n_threads: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    cpu_mask: str | None = None, say: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load a model and measure it: one row for each test."""
     if not tests:
         raise EdgeLLMError("There is nothing to measure: all of -p, -n and --batch are 0.")
     limits = Bench.limits_for(tests)
     try:
-        llm = LLM(path, n_threads=n_threads, progress=say, **limits)
+        llm = LLM(path, n_threads=n_threads, cpu_mask=cpu_mask, progress=say, **limits)
     except ContextTooLong as error:
         raise EdgeLLMError(
             f"The longest test needs {limits['n_ctx']:,} positions and {error.n_affordable:,} fit "

@@ -154,8 +154,12 @@ def current() -> Target:
 
 def cpu_description() -> str:
     """What compiled kernels depend on: target, CPU name and its features (part of store keys)."""
-    on = sorted(f for f, present in _host_features().items() if present)
-    return f"{current().name} {llvm.get_host_cpu_name()} {','.join(on)}"
+    return f"{current().name} {llvm.get_host_cpu_name()} {','.join(cpu_features())}"
+
+
+def cpu_features() -> list[str]:
+    """What this CPU can do, in LLVM's names."""
+    return sorted(f for f, present in _host_features().items() if present)
 
 
 def configure_numba() -> None:

@@ -81,8 +81,9 @@ def measured(monkeypatch, fake):
     """The command without an engine; what it was asked for."""
     seen = {}
 
-    def bench(path, tests, repetitions, n_threads, say):
+    def bench(path, tests, repetitions, n_threads, cpu_mask, say):
         seen.update(path=path, tests=[t.name for t in tests], r=repetitions, t=n_threads)
+        seen.update(c=cpu_mask)
         return rows()
 
     import sys
@@ -102,8 +103,9 @@ def measured(monkeypatch, fake):
 
 def test_flags_reach_the_measurement(measured, capsys):
     assert run(["bench", "m.gguf", "-p", "256", "-n", "0", "-d", "0,64", "--batch", "1,4",
-                "-r", "2", "-t", "2", "-o", "json"]) == 0  # fmt: skip
-    assert measured == {"path": "m.gguf", "tests": ["[256] [0] [0, 64] [1, 4]"], "r": 2, "t": 2}
+                "-r", "2", "-t", "2", "-C", "0x3", "-o", "json"]) == 0  # fmt: skip
+    assert measured == {"path": "m.gguf", "tests": ["[256] [0] [0, 64] [1, 4]"], "r": 2, "t": 2,
+                        "c": "0x3"}  # fmt: skip
     out, err = capsys.readouterr()
     assert json.loads(out) == rows() and err == ""
 
