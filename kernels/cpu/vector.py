@@ -362,6 +362,9 @@ class Emitter:
         if self.lanes >= 8 and codes.n in shuffle:  # AVX2 and up shuffle bytes by vector
             table = self.constants(I8, list(levels) * (codes.n // 16))
             return self.call(f"llvm.x86.{shuffle[codes.n]}", codes.type, table, codes).unsigned()
+        if self.target.name.startswith("neon") and codes.n == 16:
+            table = self.constants(I8, list(levels))
+            return self.call("llvm.aarch64.neon.tbl1.v16i8", codes.type, table, codes).unsigned()
         found = self.const(levels[0], I8, codes.n)
         for i, level in enumerate(levels[1:], 1):
             found = self.select(codes.eq(i), self.const(level, I8, codes.n), found)
