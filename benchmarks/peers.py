@@ -192,6 +192,8 @@ def main() -> None:
     parser.add_argument("--peer-python", help="the interpreter that has llama-cpp-python")
     parser.add_argument("--json", metavar="FILE", help="keep every measurement")
     args = parser.parse_args()
+    if args.peer_python and not os.access(args.peer_python, os.X_OK):
+        parser.error(f"--peer-python: {args.peer_python} is no interpreter")
     kept = {}
     for path in args.models:
         found = measure(path, args)

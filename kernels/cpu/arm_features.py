@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from pathlib import Path
 
-_LINUX = {"asimd": "neon", "asimddp": "dotprod", "i8mm": "i8mm"}  # /proc/cpuinfo -> LLVM
 _MACOS = {"FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm"}  # hw.optional.arm.* -> LLVM
+# Linux tells by bits what every core has (arch/arm64/include/uapi/asm/hwcap.h).
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_HWCAP = {1: "neon", 20: "dotprod"}
+_HWCAP2 = {13: "i8mm"}
 
 
 def arm_features() -> dict[str, bool]:
@@ -15,21 +17,17 @@ def arm_features() -> dict[str, bool]:
     if sys.platform == "darwin":
         found = [llvm for name, llvm in _MACOS.items() if _sysctl(f"hw.optional.arm.{name}")]
         return dict.fromkeys(["neon", *found], True)
-    try:
-        return features_of(Path("/proc/cpuinfo").read_text())
-    except OSError:
+    if sys.platform != "linux":
         return {}
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return features_of(getauxval(_AT_HWCAP), getauxval(_AT_HWCAP2))
 
 
-def features_of(cpuinfo: str) -> dict[str, bool]:
-    """Those that every core of /proc/cpuinfo has: a thread may run on any."""
-    cores = [
-        set(value.split())
-        for key, _, value in (line.partition(":") for line in cpuinfo.splitlines())
-        if key.strip() == "Features"
-    ]
-    common = set.intersection(*cores) if cores else set()
-    return {llvm: True for name, llvm in _LINUX.items() if name in common}
+def features_of(hwcap: int, hwcap2: int) -> dict[str, bool]:
+    """LLVM's names for bits of the auxiliary vector."""
+    tables = ((hwcap, _HWCAP), (hwcap2, _HWCAP2))
+    return {name: True for bits, names in tables for at, name in names.items() if bits >> at & 1}
 
 
 def _sysctl(name: str) -> int:
