@@ -2,9 +2,10 @@
 memory, and how fast it multiplies bytes in registers.
 
 ``read`` is a plain loop of vector loads over a buffer far larger than the last cache, in huge pages
-as the weights are, split over the threads as a matrix is. ``dot`` is the target's own ``dot4`` on
-4-bit codes with nothing else in the loop. What a step reaches of each is its distance from the
-limit; both are measured in the same run, because a shared host changes from minute to minute.
+as the weights are, split over the threads as a matrix is. ``dot`` adds up products of 4-bit codes
+as the target's kernels do, with nothing else in the loop. What a step reaches of each is its
+distance from the limit; both are measured in the same run, because a shared host changes from
+minute to minute.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from llvmlite import ir
 from numpy.typing import NDArray
 
 from edgellm.kernels.cpu import targets
@@ -20,6 +20,8 @@ from edgellm.kernels.cpu.cores import last_level_cache
 from edgellm.kernels.cpu.memory import allocate, round_up
 from edgellm.kernels.cpu.stages import Stages
 from edgellm.kernels.cpu.store import EmitKernel, KernelStore
+from edgellm.kernels.cpu.sums import sum_of_products
+from edgellm.kernels.cpu.targets import Target
 from edgellm.kernels.cpu.team import Team
 from edgellm.kernels.cpu.vector import I8, I32, Emitter, Value
 
@@ -27,7 +29,8 @@ _UNIT = 1 << 16  # bytes read by one chunk of work
 _LEAST_BYTES = 256 << 20  # of the buffer: a pass takes long enough for the clock
 _UNROLLED = 8  # loads of a turn of the read loop, each with a sum of its own
 _LARGEST = 15  # of the codes: what 4-bit weights, the most common, allow a target
-_TURNS, _UNITS_A_THREAD = 20_000, 32  # of the dot-product loop: some milliseconds in all
+_A_TURN = 8  # products of each sum: as many as 16 bits hold
+_TURNS, _UNITS_A_THREAD = 2_500, 32  # of the dot-product loop: some milliseconds in all
 
 
 def make_read() -> EmitKernel:
@@ -54,32 +57,28 @@ def make_dot() -> EmitKernel:
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
         turns, out = e.arguments(args, 2)
         x, codes = e.const(3, I8, 4 * e.lanes), e.var(e.const(5, I8, 4 * e.lanes).unsigned())
-        sums = [e.var(e.const(0, I32, e.lanes)) for _ in range(_sums(e.target.registers))]
+        totals = [e.var(e.const(0, I32, e.lanes)) for _ in range(_n_sums(e.target))]
         with e.loop(turns * (hi - lo)):
             code = codes.get()
-            for total in sums:
-                code = _opaque(e, code)
-                total.set(e.dot4(total.get(), code, x, _LARGEST))
+            sums = [sum_of_products(e, _LARGEST, total.get()) for total in totals]
+            for _ in range(_A_TURN):
+                for a_sum in sums:
+                    code = e.opaque(code)  # or LLVM would compute the loop while compiling
+                    a_sum.add(code, x)
             codes.set(code)
-        result = sums[0].get()
-        for total in sums[1:]:
+            for total, a_sum in zip(totals, sums, strict=True):
+                total.set(a_sum.total())
+        result = totals[0].get()
+        for total in totals[1:]:
             result = result + total.get()
         e.store(result, out + tid * 64)
 
     return emit
 
 
-def _sums(registers: int) -> int:
+def _n_sums(target: Target) -> int:
     """Independent sums: enough to hide the instruction's latency, and all in registers."""
-    return registers // 2
-
-
-def _opaque(e: Emitter, x: Value) -> Value:
-    """The same value, about which the compiler knows nothing any more: a loop over constants would
-    be computed while compiling. No instruction is emitted."""
-    register = {16: "v", 8: "x"}.get(e.lanes) or ("w" if "aarch64" in e.b.module.triple else "x")
-    ty = ir.FunctionType(x.type, [x.type])
-    return Value(e, e.b.asm(ty, "", f"={register},0", [x.v], True), x.is_signed)
+    return target.registers // (4 if target.narrow_sums else 2)
 
 
 class Peaks:
@@ -121,5 +120,5 @@ class Peaks:
     def dot(self) -> float:
         """Multiply-adds of bytes a second."""
         target = targets.current()
-        macs = 4 * target.lanes * _sums(target.registers) * _TURNS * self._n_units
+        macs = 4 * target.lanes * _n_sums(target) * _A_TURN * _TURNS * self._n_units
         return macs / self._time(self._dot)

@@ -167,7 +167,8 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
     padded[:n_rows] = rows
     rng = np.random.default_rng(4)
     x = (rng.standard_normal((75, n)) * rng.uniform(0, 3, (75, 1))).astype(np.float32)
-    x[7] = 0
+    x[7], x[8], x[9] = 0, 2.5, np.resize([3, 3, -3, -3], n)
+    x[10, ::5], x[11, :16] = 40, 1e4
     form = kernel.activation
     acts = x.view(np.uint8)
     if form is not activations.PLAIN:
@@ -178,7 +179,7 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
     bias = rng.standard_normal(n_groups * TARGET.lanes).astype(np.float32)
     expected = activations.quantized(x, form) @ kind.dequantize(rows).T + bias[:n_rows]
     if precise:
-        assert nmse(activations.quantized(x, form), x) < 1e-8
+        assert nmse(activations.quantized(x, form), x) < 3e-8
     whole = None
     for n_tokens in (75, 1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 40):
         out = np.full((n_tokens, n_groups * TARGET.lanes), np.nan, np.float32)
@@ -189,7 +190,7 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
                 kernel.group_bytes(weight, TARGET.lanes), count.ctypes.data]  # fmt: skip
         run(kernel.name, linear.make_linear(kernel.tile), args, 0, -(-n_groups // 2))
         whole = out if whole is None else whole
-        assert nmse(out[:, :n_rows], expected[:n_tokens]) < 1e-11
+        assert nmse(out[:, :n_rows], expected[:n_tokens]) < 1e-10
         assert np.array_equal(out[:, :n_rows], whole[:n_tokens, :n_rows]), n_tokens
 
 

@@ -21,6 +21,7 @@ def random_rows(name: str, n_rows: int, n: int, seed: int) -> NDArray[np.uint8]:
         values = rng.standard_normal((n_rows, n)).astype(np.float32)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType(kind.id)).view(np.uint8)
     blocks = rng.integers(0, 256, (n_rows, n // kind.block, kind.bytes), dtype=np.uint8)
+    blocks[:2] = [[[255]], [[0]]][:n_rows]  # extreme codes: sums must not leave their bits
     scales = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
     with_minimum = {"q4_1": (0, 2), "q5_1": (0, 2)}
     for at in scales.get(name, with_minimum.get(name, () if name == "mxfp4" else (0,))):

@@ -32,8 +32,8 @@ def test_the_dot_loop_multiplies_every_turn() -> None:
     target = targets.current()
     out = np.zeros(48, np.int32)
     run("peak_dot", peaks.make_dot(), [100, out.ctypes.data], 0, 2)
-    sums = target.registers // 2 * 200
-    assert list(out[16 : 16 + target.lanes]) == [4 * 3 * 5 * sums] * target.lanes
+    products = 4 * peaks._n_sums(target) * peaks._A_TURN * 200
+    assert list(out[16 : 16 + target.lanes]) == [3 * 5 * products] * target.lanes
 
 
 def test_a_team_is_measured() -> None:
