@@ -18,6 +18,11 @@ from edgellm.quant.block import QuantType
 
 Rows = Literal["tokens", "out"]
 
+# ops whose rows depend on the same row of their inputs and on nothing else
+ROW_WISE = {
+    "rms_norm", "linear", "add", "scale", "swiglu", "geglu", "moe_route", "moe_linear", "moe_sum",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Weight:

@@ -25,6 +25,7 @@ from edgellm.kernels.cpu.team import LINE, Team
 from edgellm.kernels.cpu.weights import LinearKernel, PackedWeights, ReadInto, linear_kernel
 from edgellm.kernels.graph import Graph, Op, Rope, Tensor, Weight
 from edgellm.kernels.rope import RopeTable
+from edgellm.kernels.rows import select_early
 
 _CHUNK_GROUPS, _CHUNKS = 16, 16  # row groups a chunk at most; chunks a matrix at least
 
@@ -40,7 +41,8 @@ class Program:
         self, graph: Graph, read_into: ReadInto, limits: Limits, store: KernelStore,
         progress: Callable[[int, int], None] | None = None, share_memory: bool = True,
     ) -> None:  # fmt: skip
-        self.graph, self.limits, self._store = graph, limits, store
+        self._whole, self.limits, self._store = graph, limits, store
+        self.graph = graph  # as it is computed: see lower
         self.target = targets.current()
         self._read_into = read_into
         embedding = next(op for op in graph.ops if op.kind == "embed").weights["table"]
@@ -57,7 +59,6 @@ class Program:
             w.type.id: linear_kernel(w.type, self.target, graph.precise) for w in matrices.values()
         }
         self._vectors: dict[str, NDArray[np.float32]] = {}
-        self._wanted = _activations_wanted(graph, self._kernels)
         self._cache_layers: dict[int, int] = {}  # attention op -> its number in its group
         self._share_memory = share_memory
         self.hooks: dict[Tensor, list[Hook]] = {}
@@ -73,6 +74,8 @@ class Program:
 
     def lower(self) -> None:
         """Ops to stages and memory; again when hooks come or go. Weights and caches stay."""
+        self.graph = select_early(self._whole, self.hooks)
+        self._wanted = _activations_wanted(self.graph, self._kernels)
         self.stages = Stages()
         self.buffers: dict[Tensor, Buffer] = {}
         self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
