@@ -32,7 +32,7 @@ from edgellm.kernels.cpu.program import ProgramError
 from edgellm.kernels.cpu.team import TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import linear_kernel
-from edgellm.kernels.graph import Tensor
+from edgellm.kernels.graph import MATRIX_OPS, Tensor
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.memory import STEP_TOKENS
 from edgellm.models import build_graph
@@ -117,7 +117,7 @@ class LLM:
         gguf = self._gguf
         self.path = str(gguf.path)
         self.config, graph = build_graph(gguf)
-        self.n_vocab = graph.output.dim
+        self.n_vocab = graph.n_vocab
         self._tokenizer = tokenizer_in_background(gguf)
         kv_bytes = 4 if kv_type == "f32" else 2
         self.n_threads = n_threads or default_threads()
@@ -125,16 +125,20 @@ class LLM:
             self.notices.append(
                 f"{self.n_threads} threads on {n_cores} cores stand in each other's way (-t)."
             )
-        context = fit_context(gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring)
+        context = fit_context(
+            gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring, graph.n_positions
+        )
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
         if unused := self.config.weights.unused:
             names = ", ".join(unused[:3]) + (", …" if len(unused) > 3 else "")
             self.notices.append(f"{len(unused)} tensors of the file are not used: {names}.")
+        # where every token sees the whole text, it is one step
+        whole = 0 if graph.is_causal else context.n_ctx
         limits = Limits(
             n_threads=self.n_threads,
-            max_tokens=max(STEP_TOKENS, max_num_seqs),
-            max_out=max(LOGITS_TOKENS, max_num_seqs),
+            max_tokens=max(STEP_TOKENS, max_num_seqs, whole),
+            max_out=max(LOGITS_TOKENS, max_num_seqs, whole),
             max_seqs=max_num_seqs,
             n_ctx=context.n_positions,
             n_blocks=context.n_blocks,
@@ -247,6 +251,7 @@ class LLM:
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """float32 [n_tokens, n_vocab]: a fresh sequence from position 0, the logits after each."""
+        self._check_generates()
         sequence = self._sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
         out = np.empty((len(sequence.tokens), self.n_vocab), np.float32)
         with self._turn():
@@ -298,7 +303,7 @@ class LLM:
         """The tensor a hook names; EdgeLLMError lists what there is."""
         named = {}
         for op in self._graph.ops:
-            if "weight" in op.weights and op.kind != "rms_norm":
+            if op.kind in MATRIX_OPS:
                 named[op.weights["weight"].name.removesuffix(".weight")] = op.output
             if op.layer is not None:
                 named[f"blk.{op.layer}.resid"] = op.output  # the layer's last op stays
@@ -405,7 +410,7 @@ class LLM:
         """The kernel of every matrix: tensor, type, shape, kernel, packed."""
         rows = []
         for op in self._graph.ops:
-            if op.kind in ("linear", "moe_linear"):
+            if op.kind in MATRIX_OPS:
                 weight = op.weights["weight"]
                 kernel = linear_kernel(weight.type, targets.current(), self._graph.precise)
                 rows.append(
@@ -487,7 +492,15 @@ class LLM:
         self._add(sequence)
         return sequence
 
+    def _check_generates(self) -> None:
+        if not self._graph.is_causal:
+            raise EdgeLLMError(
+                f"A model of the architecture {self.config.architecture} makes embeddings, not "
+                "text: use embed."
+            )
+
     def _add(self, sequence: Sequence) -> None:
+        self._check_generates()
         if not self._ready().cache.fits(self._scheduler.most_tokens(sequence)):
             raise ContextFull("The request can never fit into the key-value cache (-c).")
         with self._turn():

@@ -432,6 +432,30 @@ class Emitter:
     def tanh(self, x: Value) -> Value:
         return 1.0 - 2.0 / (self.exp(x * 2.0) + 1.0)
 
+    def log(self, x: Value) -> Value:
+        """Natural logarithm of positive normal numbers by one polynomial (Cephes logf)."""
+        n = x.n
+        bits = x.bitcast(I32, n)
+        k = ((bits - 0x3F3504F3) >> 23).f32()  # the mantissa then lies in sqrt(1/2) .. sqrt(2)
+        m = (bits - (((bits - 0x3F3504F3) >> 23) << 23)).bitcast(F32, n) - 1.0
+        p = self.const(7.0376836292e-2, F32, n)
+        for c in (
+            -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+            -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+        ):  # fmt: skip
+            p = self.fma(p, m, self.const(c, F32, n))
+        square = m * m
+        tail = self.fma(k, self.const(-2.12194440e-4, F32, n), p * m * square)
+        tail = self.fma(square, self.const(-0.5, F32, n), tail)
+        return self.fma(k, self.const(0.693359375, F32, n), m + tail)
+
+    def log1p(self, x: Value) -> Value:
+        """log(1 + x) for x >= 0, exact to rounding for small x too (Kahan)."""
+        y = x + 1.0
+        small = y.eq(1.0)
+        ratio = x / self.select(small, self.const(1.0, F32, x.n), y - 1.0)
+        return self.select(small, x, self.log(y) * ratio)
+
     # ---- control flow -----------------------------------------------------------------------
 
     @contextmanager

@@ -269,7 +269,13 @@ def test_every_op_agrees_with_the_reference_on_its_own_inputs(  # type: ignore[n
     assert "agree with the reference" in capfd.readouterr().err
 
 
-GOLDEN = ("llama-dense", "llama-moe", "qwen2-dense", "gemma3-dense")
+GOLDEN = (
+    "cohere2-dense", "deepseek2-moe", "gemma-dense", "gemma2-dense", "gemma3-dense", "glm4-dense",
+    "gpt-oss-moe", "gpt2-dense", "granite-dense", "lfm2-dense", "llama-dense", "llama-moe",
+    "mistral3-dense", "olmo2-dense", "phi2-dense", "phi3-dense", "qwen2-dense", "qwen2moe-moe",
+    "qwen3-dense", "qwen35-dense", "qwen3moe-moe", "smollm3-dense", "stablelm-dense",
+    "starcoder2-dense",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GOLDEN)
