@@ -36,6 +36,7 @@ from edgellm.kernels.graph import MATRIX_OPS, Tensor
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.memory import STEP_TOKENS
 from edgellm.models import build_graph
+from edgellm.pooling import pool, pooling_of
 from edgellm.quant.gguf import GGUF
 from edgellm.runner import Run, Runner
 from edgellm.sampling import Sampler, SamplingParams, log_softmax_top, resolve_bias
@@ -265,6 +266,31 @@ class LLM:
             finally:
                 runner.cache.release(sequence)
         return out
+
+    def embed(self, prompts: Any) -> NDArray[np.float32]:
+        """What an encoder makes of a text (or token ids): float32 [n_embd] of length 1, or
+        [n, n_embd] of a list of them."""
+        if self._graph.is_causal:
+            raise EdgeLLMError(
+                f"A model of the architecture {self.config.architecture} generates text; "
+                "embeddings need an encoder, such as bert or nomic-bert."
+            )
+        if isinstance(prompts, str) or (len(prompts) > 0 and _is_tokens(prompts)):
+            vector: NDArray[np.float32] = self.embed([prompts])[0]
+            return vector
+        kind, vectors = pooling_of(self.config), []
+        for prompt in prompts:
+            sequence = self._sequence(prompt, SamplingParams(max_tokens=1))
+            with self._turn():
+                cache = self._ready().cache
+                if not cache.admit(sequence, len(sequence.tokens), reuse=False):
+                    raise EngineError("No room for another sequence.")
+                try:
+                    rows = self._forward([Run(sequence, len(sequence.tokens), "all")])
+                    vectors.append(pool(rows, kind))
+                finally:
+                    cache.release(sequence)
+        return np.array(vectors, np.float32).reshape(len(vectors), self.config.n_embd)
 
     def on(self, name: str, function: HookFunction) -> Callable[[], None]:
         """Call ``function`` in every step with a layer's output, float32 [n_tokens, dim]: it may

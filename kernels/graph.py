@@ -177,9 +177,7 @@ class Graph:
         head. A weight of several rows has one for each run."""
         return self._add("rms_norm", (x,), x.dim, {"weight": weight}, eps=eps)
 
-    def layer_norm(
-        self, x: Tensor, weight: Weight, bias: Weight | None, eps: float
-    ) -> Tensor:
+    def layer_norm(self, x: Tensor, weight: Weight, bias: Weight | None, eps: float) -> Tensor:
         """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over runs as in rms_norm."""
         return self._add("layer_norm", (x,), x.dim, {"weight": weight, "bias": bias}, eps=eps)
 

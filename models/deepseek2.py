@@ -3,6 +3,8 @@ short latent vector, which is all that is cached; experts beside shared ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgellm.kernels.graph import Graph, Rope, Tensor
 from edgellm.models import blocks
 from edgellm.models.config import Config, yarn_magnitude
@@ -10,6 +12,8 @@ from edgellm.models.config import Config, yarn_magnitude
 
 def build(c: Config) -> Graph:
     g, rope = Graph(), c.rope("norm")
+    if c.yarn_log_multiplier:  # the scores' scale takes over all of YaRN's magnitude
+        rope = replace(rope, magnitude=1.0)
     n_dense = c.integer("leading_dense_block_count", 0, c.n_layers, 0)
     n_shared = c.integer("expert_shared_count", 0, 1024)
     sigmoid = c.integer("expert_gating_func", 0, 2, 1) == 2
@@ -51,6 +55,7 @@ def _latent_attention(g: Graph, c: Config, x: Tensor, rope: Rope) -> Tensor:
     both = blocks.linear(g, c, x, "attn_kv_a_mqa", n_latent + n_rope)
     latent = blocks.rms_norm(g, c, g.slice(both, 0, n_latent), "attn_kv_a_norm")
     k_rope = g.rope(g.slice(both, n_latent, n_rope), n_rope, rope)
+    # files hold a tenth of the multiplier
     scale = yarn_magnitude(1 / rope.freq_scale, 10 * c.yarn_log_multiplier) ** 2 * n_key**-0.5
     k_b, v_b = (blocks.named(g, f"attn_{name}_b") for name in "kv")
     if k_b in w:

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019): positions are learned vectors added to the embeddings."""
+"""GPT-2 (Radford and others, 2019): positions are learned vectors added to the embeddings."""
 
 from __future__ import annotations
 

@@ -30,9 +30,7 @@ class Routing:
     @property
     def name(self) -> str:
         flags = "".join("ny"[f] for f in (self.normalize, self.is_sigmoid, self.has_bias))
-        return (
-            f"{self.n_experts}_{self.n_used}_{flags}_{self.n_groups}_{self.n_groups_used}"
-        )
+        return f"{self.n_experts}_{self.n_used}_{flags}_{self.n_groups}_{self.n_groups_used}"
 
 
 def make_route(routing: Routing) -> EmitKernel:

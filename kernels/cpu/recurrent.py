@@ -74,9 +74,7 @@ def make_delta_rule(n_k_heads: int, n_v_heads: int, d_k: int, d_v: int) -> EmitK
                 row = first + i
                 q, k = (a[2 * t] + row * a[2 * t + 1] + k_head * (4 * d_k) for t in (0, 1))
                 v, out = (a[t] + row * a[t + 1] + work * line for t in (4, 10))
-                decay, beta = (
-                    e.broadcast(F32, a[t] + row * a[t + 1] + head * 4) for t in (6, 8)
-                )
+                decay, beta = (e.broadcast(F32, a[t] + row * a[t + 1] + head * 4) for t in (6, 8))
                 _token(e, d_k, part, q, k, v, e.exp(decay), beta, out)
 
     return emit

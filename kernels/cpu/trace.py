@@ -46,7 +46,10 @@ def check_ops(program: Program, spans: Sequence[Span], n_out: int, read: ReadInt
         return weights[weight.name]
 
     step = reference.Step(
-        np.zeros(n_tokens, np.int64), inputs.positions[:n_tokens], load, inputs.out_rows[:n_out],
+        np.zeros(n_tokens, np.int64),
+        inputs.positions[:n_tokens],
+        load,
+        inputs.out_rows[:n_out],
         program.limits.n_ctx,
     )
     worst: dict[str, float] = {}
