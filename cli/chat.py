@@ -10,6 +10,7 @@ import typer
 from edgellm.cli import _model
 from edgellm.cli._options import ContextPolicy, CtxSize, GpuLayers, Model, ModelFlag, Threads
 from edgellm.cli._output import say
+from edgellm.cli._overrides import with_overrides
 from edgellm.cli._prompt_options import (
     Reasoning,
     ShowTimings,
@@ -40,6 +41,7 @@ def _color(value: str) -> str:
     return value
 
 
+@with_overrides
 @with_sampling
 def command(
     model_argument: Model = None,
@@ -104,6 +106,7 @@ def command(
     ] = False,
     *,
     sampling: Sampling,
+    overrides: dict[str, Any],
 ) -> None:
     """Talk with a model. Piped input is answered once, as `edgellm run` does.
 
@@ -130,7 +133,13 @@ def command(
 
         path = _model.locate(wanted)
         return load_engine(
-            path, ctx_size, threads, chat_template, simple_io, policy=context_policy
+            path,
+            ctx_size,
+            threads,
+            chat_template,
+            simple_io,
+            policy=context_policy,
+            overrides=overrides,
         ), path
 
     if sys.stdin is None or not sys.stdin.isatty():

@@ -18,6 +18,7 @@ from edgellm.cli._options import (
     automatic_or_positive,
 )
 from edgellm.cli._output import say, write
+from edgellm.cli._overrides import with_overrides
 from edgellm.cli._prompt_options import (
     Reasoning,
     ShowTimings,
@@ -43,6 +44,7 @@ def _format(value: str) -> str:
     return value
 
 
+@with_overrides
 @with_sampling
 def command(
     model_argument: Model = None,
@@ -110,6 +112,7 @@ def command(
     show_timings: ShowTimings = True,
     *,
     sampling: Sampling,
+    overrides: dict[str, Any],
 ) -> None:
     """Answer one prompt: the text to stdout, everything else to stderr.
 
@@ -134,7 +137,7 @@ def command(
         shape = Shape(system, raw, chat_template, template_arguments, reasoning)
         run_batch(
             _model.locate(name), source, str(out), sampling.params(), shape,
-            (ctx_size, threads, parallel, context_policy),
+            (ctx_size, threads, parallel, context_policy), overrides,
         )  # fmt: skip
         return
     text = _prompt(prompt_argument, prompt, file)
@@ -143,7 +146,7 @@ def command(
     from edgellm.cli._engine import load, what_was_dropped
 
     params = sampling.params()
-    llm = load(path, ctx_size, threads, chat_template, policy=context_policy)
+    llm = load(path, ctx_size, threads, chat_template, policy=context_policy, overrides=overrides)
     with llm:
         variables = template_variables(template_arguments, reasoning)
         tokens = prompt_tokens(llm, text, system, raw, chat_template, variables)

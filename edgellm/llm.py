@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ from edgellm.kernels.graph import MATRIX_OPS, Tensor
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.memory import STEP_TOKENS
 from edgellm.models import build_graph
+from edgellm.overrides import Overrides
+from edgellm.overrides import apply as apply_overrides
 from edgellm.pooling import pool, pooling_of
 from edgellm.quant.gguf import GGUF
 from edgellm.runner import Run, Runner
@@ -70,6 +72,7 @@ class LLM:
     ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
+    ``overrides`` go before what the file says (see Overrides).
     Raises ValueErrors whose message is one sentence for people.
     """
 
@@ -84,6 +87,7 @@ class LLM:
         context_policy: str = "error",
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
+        **overrides: Unpack[Overrides],
     ) -> None:
         _check_positive(n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs)
         if kv_type not in ("f16", "f32"):
@@ -103,6 +107,7 @@ class LLM:
         self._gguf = GGUF(path)
         self._runner: Runner | None = None
         try:
+            apply_overrides(self._gguf, overrides)
             self._load(n_ctx, n_threads, max_num_seqs, kv_type, say)
         except (ProgramError, targets.TargetError, store.StoreError) as error:
             self._gguf.close()

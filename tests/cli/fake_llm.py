@@ -85,9 +85,9 @@ class LLM:
 
     def __init__(
         self, path, n_ctx=None, n_threads=None, max_num_seqs=8, progress=None,
-        context_policy="error",
+        context_policy="error", **overrides,
     ):  # fmt: skip
-        SEEN.update(path=str(path), n_ctx=n_ctx, n_threads=n_threads)
+        SEEN.update(path=str(path), n_ctx=n_ctx, n_threads=n_threads, overrides=overrides)
         if str(path).endswith("damaged.gguf"):
             from edgellm.errors import EdgeLLMError
 
