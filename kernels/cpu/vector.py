@@ -258,6 +258,16 @@ class Emitter:
     def zeros(self, n: int | None = None) -> Value:
         return self.const(0.0, F32, n or self.lanes)
 
+    def constant_table(self, name: str, data: bytes) -> Value:
+        """The address of bytes that become part of the kernel's code, once under a name."""
+        table = self.b.module.globals.get(name)
+        if table is None:
+            ty = ir.ArrayType(I8, len(data))
+            table = ir.GlobalVariable(self.b.module, ty, name)
+            table.initializer = ir.Constant(ty, bytearray(data))
+            table.global_constant, table.linkage, table.align = True, "internal", 64
+        return Value(self, self.b.ptrtoint(table, I64))
+
     def i16(self, n: int) -> ir.Type:
         return ir.VectorType(I16, n)
 
