@@ -24,7 +24,7 @@ class Grid:
 def _grid(name: str, n: int, values: tuple[int, ...], text: str) -> Grid:
     bits = 2 if len(values) <= 4 else 4
     packed = np.frombuffer(base64.b64decode(text), np.uint8)
-    digits = packed[:, None] >> np.arange(0, 8, bits, np.uint8) & ((1 << bits) - 1)
+    digits = packed[:, None] >> np.arange(0, 8, bits).astype(np.uint8) & ((1 << bits) - 1)
     return Grid(name, np.array(values, np.uint8)[digits].reshape(-1, n))
 
 

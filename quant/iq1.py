@@ -3,8 +3,8 @@ eight 1/8 is added or taken away. Codes count in eighths, so scales are an eight
 
 IQ1_S: bytes 0-1 d | 2-33 low bytes of indices | 34-49 for each 32 elements four times three high
        bits, three bits s, and 1 to take away
-IQ1_M: bytes 0-31 low bytes of indices | 32-47 for each 8 elements three high bits and 1 to take away
-       | 48-55 for each 64 elements four times three bits s; the nibbles left over are d
+IQ1_M: bytes 0-31 low bytes of indices | 32-47 for each 8 elements three high bits and 1 to take
+       away | 48-55 for each 64 elements four times three bits s; the nibbles left over are d
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from edgellm.quant.block import Block, QuantType, Value
 
 
 def _eighths(b: Block, low: Value, high: Value, minus: Value) -> Value:
-    """16 + 8 (element of the codebook, which counts from 0, less 1) + 1, or - 1 where minus is 1."""
+    """16 + 8 (entry - 1) + 1, or - 1 where minus is 1; the codebook's entries are 0, 1 and 2."""
     return b.entries(grids.IQ1, low, high) * 8 + 9 - minus * 2
 
 

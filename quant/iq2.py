@@ -1,5 +1,5 @@
-"""IQ2_XXS, IQ2_XS and IQ2_S: 256 elements, eight at a time by an index into a codebook of magnitudes
-and a byte of signs; scales are (s + 1/2) d / 4 with four bits s.
+"""IQ2_XXS, IQ2_XS and IQ2_S: 256 elements, eight at a time by an index into a codebook of
+magnitudes and a byte of signs; scales are (s + 1/2) d / 4 with four bits s.
 
 IQ2_XXS: bytes 0-1 d | then for each 32 elements 4 indices | 28 bits of signs (grids.SIGNS), 4 of s
 IQ2_XS:  bytes 0-1 d | 2-65 for each 8 elements 9 bits of index, 7 of signs | 66-73 s by 16 elements
