@@ -1,18 +1,22 @@
 """What linear kernels read: rows of activations, quantized to int8 or left float32.
 
-``q8`` is a run of structs of 52 bytes, one per 32 values, so that a kernel needs one pointer per
-token: int8 codes | 32: float32 scale | 36: float32 scale times the sum of codes | 40: int32 sum of
-codes times -128 | 44, 48: int32 sums of the first and last 16 codes times -32. The negative
-multiples of sums are starting values of accumulators for biased codes; other biases are arithmetic
-shifts of them. A row is quantized alone (architecture, rule 6): code = round(x * 127 / max|x|),
-half to even, with the maximum over a *span* of one struct or of four.
+A row is a run of structs, one for each *span* of values that share a scale; a kernel needs one
+pointer per token. The sums of codes in a struct serve biased codes (as starting values of sums) and
+the minimums of blocks. A row is quantized alone (architecture, rule 6), half to even.
 
-Spans: formats of 32 elements read spans of 32; K-quants read ``q8k``, spans of 128, where 256 would
-let an outlier take the resolution of 255 neighbours and 32 costs their tiles 6 % more.
+``q8``, for formats of 32 elements (44 bytes for 32 values): int8 codes | 32: float32 scale |
+36: float32 scale times the sum of codes | 40: int32 sum of codes times -128.
+
+``q8k``, for K-quants (188 bytes for 128 values): int8 codes | 128: float32 scale | 132: for each 16
+codes the start of a sum with codes biased by 32, which is -32 times theirs, as int32, or on targets
+whose sums have 16 bits as two int16 for elements 0, 1 and 2, 3 of each four | 164: int16 sums of
+each 32 | 172: int16 sums of each 16. The scale is that of the largest value, or where 16 values are
+large together of their sum: the sum of 16 absolute codes stays below 1024, so that products with
+5-bit codes, or 6-bit codes around 0, fit in 16 bits and scales apply by products of 16-bit pairs.
+A span of 256 would let an outlier take the resolution of 255 neighbours.
 
 ``q8x2`` and ``q8kx2`` have a second struct right behind each first: what rounding lost, in codes
-with 1/254 of the scale. Their 15 bits are for models whose activations have outliers
-(``Graph.precise``): with spans of 32 and one term Gemma 3 270M still diverges by KL 0.006.
+up to 63 with 1/126 of the scale. Their 14 bits are for tensors with outliers (``Graph.precise``).
 """
 
 from __future__ import annotations
@@ -23,28 +27,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.cpu.store import EmitKernel
-from edgellm.kernels.cpu.vector import F32, Emitter, Value
+from edgellm.kernels.cpu.vector import F32, I16, I32, Emitter, Value
 
-SCALE, SCALED_SUM, SUM_128, SUM_32 = 32, 36, 40, 44  # offsets in a struct
-TERM = 52  # bytes of a struct
-GROUP = 32  # values of a struct
+GROUP = 32  # values a layout reads together
+# offsets behind the codes of a struct
+SCALE, SCALED_SUM, SUM_128 = 0, 4, 8
+STARTS, SUMS, HALF_SUMS = 4, 36, 44
+_MOST_OF_16 = 1014  # leaves room for what rounding adds to 16 codes below 1024
+_RESIDUAL = 126  # one step of a first term in steps of its second
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A format of activation rows: ``terms`` structs (0: plain floats) for each group of values,
-    with one scale for each ``span`` of values."""
+    """A format of activation rows: ``terms`` structs (0: plain floats) for each span of values."""
 
     name: str
     span: int
     terms: int = 1
 
     @property
-    def group_bytes(self) -> int:
-        return TERM * self.terms
+    def struct_bytes(self) -> int:
+        """Of one term."""
+        return self.span + (12 if self.span == GROUP else 60)
+
+    @property
+    def groups(self) -> int:
+        """Groups in a span."""
+        return self.span // GROUP
 
     def row_bytes(self, n: int) -> int:
-        return n // GROUP * self.group_bytes if self.terms else 4 * n
+        return n // self.span * self.struct_bytes * self.terms if self.terms else 4 * n
 
     def precise(self) -> Activation:
         """The same with two terms."""
@@ -63,17 +75,22 @@ def quantized(x: NDArray[np.float32], form: Activation) -> NDArray[np.float32]:
         return x
     spans = x.reshape(len(x), -1, form.span)
     largest = np.abs(spans).max(-1, keepdims=True)
+    if form.span > GROUP:
+        sums = np.abs(spans).reshape(*spans.shape[:-1], -1, 16)
+        while half := sums.shape[-1] // 2:  # in the kernel's order
+            sums = sums[..., :half] + sums[..., half:]
+        most = sums[..., 0].max(-1, keepdims=True)
+        largest = np.maximum(largest, most * np.float32(127 / _MOST_OF_16))
     factor = np.where(largest > 0, 127 / np.where(largest > 0, largest, 1), 0).astype(np.float32)
     scale, total = largest * np.float32(1 / 127), np.zeros_like(spans)
     for _ in range(form.terms):
         total = total + np.rint((spans - total) * factor) * scale
-        factor, scale = factor * np.float32(254), scale * np.float32(1 / 254)
+        factor, scale = factor * np.float32(_RESIDUAL), scale * np.float32(1 / _RESIDUAL)
     return total.reshape(x.shape).astype(np.float32)
 
 
 def make_quantize(form: Activation) -> EmitKernel:
     """Over rows. 0 x, 1 x row bytes, 2 out, 3 out row bytes, 4 spans in a row."""
-    out_bytes_of_span = form.span // GROUP * form.group_bytes
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
         x, x_bytes, out, out_bytes, n_spans = e.arguments(args, 5)
@@ -81,42 +98,83 @@ def make_quantize(form: Activation) -> EmitKernel:
             source, target = x + row * x_bytes, out + row * out_bytes
             with e.loop(n_spans) as i:
                 at = source + i * (4 * form.span)
-                _quantize_span(e, form, at, target + i * out_bytes_of_span)
+                _quantize_span(e, form, at, target + i * (form.struct_bytes * form.terms))
 
     return emit
 
 
 def _quantize_span(e: Emitter, form: Activation, x: Value, out: Value) -> None:
-    largest = e.zeros()
-    for i in range(0, form.span, e.lanes):
-        largest = e.maximum(e.abs(e.f32(x + 4 * i)), largest)
+    """The codes of 16 values at a time are in 16 / lanes vectors."""
+    runs = [[e.f32(x + 4 * (i + j)) for j in range(0, 16, e.lanes)]
+            for i in range(0, form.span, 16)]  # fmt: skip
+    largest, most = e.zeros(), e.zeros()
+    for run in runs:
+        sizes = [e.abs(v) for v in run]
+        for size in sizes:
+            largest = e.maximum(size, largest)
+        most = e.maximum(e.sum(_added(sizes)), most)
     largest = e.max(largest)
-    zero = largest.eq(0.0)
+    if form.span > GROUP:
+        largest = e.maximum(most * (127 / _MOST_OF_16), largest)
     one = e.const(1.0, F32, e.lanes)
-    first_factor = e.select(zero, e.zeros(), 127.0 / e.select(zero, one, largest))
-    for group in range(form.span // GROUP):
-        values = [e.f32(x + 4 * (GROUP * group + i)) for i in range(0, GROUP, e.lanes)]
-        factor, scale = first_factor, largest * (1 / 127)
-        for term in range(form.terms):
-            rounded = [e.rint(v * factor) for v in values]
-            at = out + (form.group_bytes * group + TERM * term)
-            _store_term(e, [r.i32() for r in rounded], scale[0], at)
-            values = [e.fma(-r, scale, v) for r, v in zip(rounded, values, strict=True)]
-            factor, scale = factor * 254.0, scale * (1 / 254)
+    is_zero = largest.eq(0.0)
+    factor = e.select(is_zero, e.zeros(), 127.0 / e.select(is_zero, one, largest))
+    scale = largest * (1 / 127)
+    for term in range(form.terms):
+        codes = [[e.rint(v * factor) for v in run] for run in runs]
+        _store_term(e, form, [[c.i32() for c in run] for run in codes], scale[0],
+                    out + term * form.struct_bytes)  # fmt: skip
+        runs = [[e.fma(-c, scale, v) for c, v in zip(*both, strict=True)]
+                for both in zip(codes, runs, strict=True)]  # fmt: skip
+        factor, scale = factor * float(_RESIDUAL), scale * (1 / _RESIDUAL)
 
 
-def _store_term(e: Emitter, codes: list[Value], scale: Value, out: Value) -> None:
-    halves = []
-    for half in (codes[: len(codes) // 2], codes[len(codes) // 2 :]):
-        total = half[0]
-        for c in half[1:]:
-            total = total + c
-        halves.append(e.sum(total)[0])
-    for i, c in enumerate(codes):
-        e.store(c.i8(), out + i * e.lanes)
-    total = halves[0] + halves[1]
+def _added(values: list[Value]) -> Value:
+    """By halves, as a reduction goes on in one vector: the same order on every target."""
+    while len(values) > 1:
+        half = len(values) // 2
+        values = [a + b for a, b in zip(values[:half], values[half:], strict=True)]
+    return values[0]
+
+
+def _sums_of_pairs(e: Emitter, codes: list[Value]) -> tuple[Value, Value]:
+    """Sums of the codes at places 0, 1 and at 2, 3 of each four."""
+    total = _added(codes)
+    for step in (8, 4, 1):
+        if step < e.lanes:
+            total = total + total.shuffle([i ^ step for i in range(e.lanes)])
+    return total[0], total[2]
+
+
+def _store_term(
+    e: Emitter, form: Activation, codes: list[list[Value]], scale: Value, out: Value
+) -> None:
+    for i, run in enumerate(codes):
+        for j, c in enumerate(run):
+            e.store(c.i8(), out + (16 * i + j * e.lanes))
+    parts = [_sums_of_pairs(e, run) for run in codes]
+    halves = [first + last for first, last in parts]
+    sums = [a + b for a, b in zip(halves[::2], halves[1::2], strict=True)]
+    out = out + form.span
     e.store(scale, out + SCALE)
-    e.store(total.f32() * scale, out + SCALED_SUM)
-    e.store(total * -128, out + SUM_128)
-    e.store(halves[0] * -32, out + SUM_32)
-    e.store(halves[1] * -32, out + (SUM_32 + 4))
+    if form.span == GROUP:
+        e.store(sums[0].f32() * scale, out + SCALED_SUM)
+        e.store(sums[0] * -128, out + SUM_128)
+        return
+    for i, (first, last) in enumerate(parts):
+        if e.target.narrow_sums:
+            start = ((first * -32) & 0xFFFF) | ((last * -32) << 16)
+        else:
+            start = halves[i] * -32
+        e.store(start, out + (STARTS + 4 * i))
+        e.store(halves[i].i16(), out + (HALF_SUMS + 2 * i))
+    for g, total in enumerate(sums):
+        e.store(total.i16(), out + (SUMS + 2 * g))
+
+
+def start_of_sum(e: Emitter, struct: Value, form: Activation, half: int, shift: int) -> Value:
+    """What a sum over 16 codes biased by 32 >> shift starts from (see ``STARTS``)."""
+    at = struct + (form.span + STARTS + 4 * half)
+    if e.target.narrow_sums:
+        return e.broadcast(I32, at).bitcast(I16, 2 * e.lanes) >> shift
+    return e.broadcast(I32, at) >> shift

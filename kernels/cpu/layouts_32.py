@@ -79,10 +79,11 @@ class Packed32(PackedLayout):
 
         yield (0,), read
 
-    def start(self, e: Emitter, x: Value) -> list[Value]:
+    def start(self, e: Emitter, struct: Value, group: int) -> list[Value | None]:
         if not self.bias:
-            return super().start(e, x)
-        return [e.broadcast(I32, x + SUM_128) >> {128: 0, 16: 3, 8: 4}[self.bias]]
+            return [None]
+        total = e.broadcast(I32, struct + (self.form.span + SUM_128))
+        return [total >> {128: 0, 16: 3, 8: 4}[self.bias]]
 
 
 class PackedMXFP4(PackedLayout):
@@ -116,5 +117,6 @@ class PackedMXFP4(PackedLayout):
 
         yield (0,), read
 
-    def start(self, e: Emitter, x: Value) -> list[Value]:
-        return [e.broadcast(I32, x + SUM_128) >> 3]  # levels are read 16 too high
+    def start(self, e: Emitter, struct: Value, group: int) -> list[Value | None]:
+        total = e.broadcast(I32, struct + (self.form.span + SUM_128))
+        return [total >> 3]  # levels are read 16 too high

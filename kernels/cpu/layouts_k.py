@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
-from edgellm.kernels.cpu.activations import Q8K, SUM_32, SUM_128
+from edgellm.kernels.cpu.activations import Q8K, SUMS, start_of_sum
 from edgellm.kernels.cpu.decode import TracedBlock
-from edgellm.kernels.cpu.layout import Codes, Fields, PackedLayout, Step, pack_bits
-from edgellm.kernels.cpu.vector import I8, I16, I32, Emitter, Value
+from edgellm.kernels.cpu.layout import (
+    Codes,
+    Fields,
+    PackedLayout,
+    PairedFields,
+    Step,
+    pack_bits,
+    pairs,
+    place_of_scale,
+    twice,
+)
+from edgellm.kernels.cpu.vector import I8, I16, Emitter, Value
 from edgellm.quant.q4_k import group_scale
 
 
@@ -15,16 +26,17 @@ class PackedQ4K(PackedLayout):
     """Q4_K and Q5_K: 8 groups with 6-bit scales and minimums.
 
     d [lanes] f16 | dmin [lanes] f16 | three words of scales and minimums | Q5_K: 8 words of fifth
-    bits | 32 words of nibbles. The three words, s = scales and m = minimums as [group][row]: s0..3
-    and the top two bits of s4..7 | m likewise | low nibbles of s4..7 and m4..7.
+    bits | 32 words of nibbles, groups 2j low and 2j + 1 high. The three words, four scales s or
+    minimums m of each row: s0..3 and the top two bits of s4..7 | m likewise | low nibbles of s4..7
+    and m4..7. Codes of 5 bits need a sum for each half of a group to stay in 16 bits.
     """
 
-    form = Q8K
+    form, is_paired = Q8K, True
 
     def __init__(self, type_name: str) -> None:
         self.type_name = type_name
         self.fifth = type_name == "q5_k"
-        self.largest = 31 if self.fifth else 15
+        self.largest, self.n_sums = (31, 2) if self.fifth else (15, 1)
         super().__init__()
 
     def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
@@ -33,8 +45,9 @@ class PackedQ4K(PackedLayout):
         e.store(e.load(I16, b.address + 2), out + row * 2 + 2 * n)
         for s in range(8):
             scale, minimum = group_scale(b, s)
-            e.store(scale, spare + row + s * n)
-            e.store(minimum, spare + row + (8 + s) * n)
+            at = spare + place_of_scale(e, row, s)
+            e.store(scale, at)
+            e.store(minimum, at + 8 * n)
 
     def pack_words(
         self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
@@ -54,53 +67,66 @@ class PackedQ4K(PackedLayout):
                 low, high = word(16 * pair + t) & 15, word(16 * pair + 8 + t) & 15
                 e.store(low | (high << 4), codes + width * (8 * pair + t))
 
-    def fields(self, e: Emitter, p: Value) -> Fields:
+    def fields(self, e: Emitter, p: Value) -> PairedFields:
         n, width = e.lanes, 4 * e.lanes
-        d, minus_dmin = e.load_f16(p, n), -e.load_f16(p + 2 * n, n)
         v0, v1, v2 = (e.u8(p + 4 * n * (i + 1), width) for i in range(3))
         scales = [v0 & 63, (v2 & 15) | ((v0 >> 2) & 0x30)]
         minimums = [v1 & 63, (v2 >> 4) | ((v1 >> 2) & 0x30)]
 
-        def times(parts: list[Value], group: int, factor: Value) -> Value:
-            return parts[group // 4].slice(n * (group % 4), n).f32() * factor
+        def scale(step: int) -> Value:
+            if not self.fifth:
+                return pairs(e, scales[step // 2], step % 2)
+            return twice(e, pairs(e, scales[step // 4], step // 2 % 2), step % 2)
 
-        return Fields(
-            [lambda g=g: times(scales, g, d) for g in range(8)],  # type: ignore[misc]
-            [lambda g=g: times(minimums, g, minus_dmin) for g in range(8)],  # type: ignore[misc]
-        )
+        def minimum(j: int) -> Value:
+            return pairs(e, minimums[j // 2], j % 2)
+
+        return PairedFields(
+            e.load_f16(p, n), [partial(scale, i) for i in range(8 if self.fifth else 4)],
+            -e.load_f16(p + 2 * n, n),
+            [partial(minimum, j) for j in range(4)],
+        )  # fmt: skip
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         width = 4 * e.lanes
-        fifth = p + 4 * width
-        codes = fifth + 8 * width if self.fifth else fifth
-        for j in range(4):
+        codes = p + 4 * width
+        if not self.fifth:
+            for j in range(4):
 
-            def read(j: int = j) -> Codes:
-                high = [e.u8(fifth + width * (2 * j + i), width) for i in (0, 1) if self.fifth]
+                def both(j: int = j) -> Codes:
+                    for t in range(8):
+                        nibbles = e.u8(codes + width * (8 * j + t), width)
+                        yield 2 * j, t, nibbles & 15
+                        yield 2 * j + 1, t, nibbles >> 4
+
+                yield (2 * j, 2 * j + 1), both
+            return
+        nibbles = codes + 8 * width
+        for g in range(8):
+
+            def read(g: int = g) -> Codes:
+                high = e.u8(codes + width * g, width)
                 for t in range(8):
-                    nibbles = e.u8(codes + width * (8 * j + t), width)
-                    for i, code in enumerate((nibbles & 15, nibbles >> 4)):
-                        if self.fifth:
-                            bits = high[i] << (4 - t) if t < 4 else high[i] >> (t - 4)
-                            code = code | (bits & 16)
-                        yield 2 * j + i, t, code
+                    byte = e.u8(nibbles + width * (8 * (g // 2) + t), width)
+                    bit = high << (4 - t) if t < 4 else high >> (t - 4)
+                    yield g, t, (byte >> 4 if g % 2 else byte & 15) | (bit & 16)
 
-            yield (2 * j, 2 * j + 1), read
+            yield (g,), read
 
 
 class PackedQ6K(PackedLayout):
     """Q6_K: 16 signed 8-bit scales, two to a group.
 
-    d [lanes] f16 | scales [16][lanes] | for each 16 elements three words: nibbles of words 0 and 1,
-    nibbles of words 2 and 3, high two bits of all four.
+    d [lanes] f16 | four words of scales | for each 16 elements three words: nibbles of words 0 and
+    1, nibbles of words 2 and 3, high two bits of all four.
     """
 
-    type_name, form, largest, n_sums = "q6_k", Q8K, 63, 2
+    type_name, form, largest, n_sums, is_paired = "q6_k", Q8K, 63, 2, True
 
     def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
         e.store(e.load(I16, b.address + 208), out + row * 2)
         for s in range(16):
-            e.store(b.i8(192 + s), out + row + (2 + s) * e.lanes)
+            e.store(b.i8(192 + s), out + place_of_scale(e, row, s) + 2 * e.lanes)
 
     def pack_words(
         self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
@@ -116,13 +142,14 @@ class PackedQ6K(PackedLayout):
                 high = high | ((w[t] >> 4) << (2 * t))
             e.store(high, at + 2 * width)
 
-    def fields(self, e: Emitter, p: Value) -> Fields:
-        d = e.load_f16(p, e.lanes)
+    def fields(self, e: Emitter, p: Value) -> PairedFields:
+        width = 4 * e.lanes
+        words = [e.load(I8, p + (2 * e.lanes + width * i), width) for i in range(4)]
 
-        def scale(s: int) -> Value:
-            return e.load(I8, p + (2 + s) * e.lanes, e.lanes).f32() * d
+        def scale(g: int) -> Value:
+            return pairs(e, words[g // 2], g % 2)
 
-        return Fields([lambda s=s: scale(s) for s in range(16)])  # type: ignore[misc]
+        return PairedFields(e.load_f16(p, e.lanes), [partial(scale, g) for g in range(8)])
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         width = 4 * e.lanes
@@ -139,8 +166,8 @@ class PackedQ6K(PackedLayout):
 
             yield (g,), read
 
-    def start(self, e: Emitter, x: Value) -> list[Value]:
-        return [e.broadcast(I32, x + SUM_32), e.broadcast(I32, x + (SUM_32 + 4))]
+    def start(self, e: Emitter, struct: Value, group: int) -> list[Value | None]:
+        return [start_of_sum(e, struct, self.form, 2 * group + k, 0) for k in (0, 1)]
 
 
 def _pack_pairs(words: list[Value]) -> Value:
@@ -152,21 +179,21 @@ def _pack_pairs(words: list[Value]) -> Value:
 
 
 class PackedQ3K(PackedLayout):
-    """Q3_K: 16 signed 6-bit scales, two to a group, as [scale][row].
+    """Q3_K: 16 signed 6-bit scales, two to a group, four words of them.
 
     d [lanes] f16 | low nibbles of scales 0..7 (4..7 high), of 8..15 likewise, their high two bits
-    (scale s in slot s % 4 at bit s // 4 * 2) | for each group three words: low two bits of words
+    (word s // 4 at bit s // 4 * 2) | for each group three words: low two bits of words
     0..3, of words 4..7, third bits of all eight.
     """
 
-    type_name, form, largest, n_sums = "q3_k", Q8K, 7, 2
+    type_name, form, largest, n_sums, is_paired = "q3_k", Q8K, 7, 2, True
 
     def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
         e.store(e.load(I16, b.address + 108), out + row * 2)
         for s in range(16):
             low = (b.u8(96 + s % 8) >> (s // 8 * 4)) & 15
             high = (b.u8(104 + s % 4) >> (s // 4 * 2)) & 3
-            e.store(low | (high << 4), spare + row + s * e.lanes)
+            e.store(low | (high << 4), spare + place_of_scale(e, row, s))
 
     def pack_words(
         self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
@@ -184,17 +211,16 @@ class PackedQ3K(PackedLayout):
             e.store(_pack_pairs(words[4:]), at + width)
             e.store(pack_bits(e, words, 2), at + 2 * width)
 
-    def fields(self, e: Emitter, p: Value) -> Fields:
+    def fields(self, e: Emitter, p: Value) -> PairedFields:
         n, width = e.lanes, 4 * e.lanes
-        d = e.load_f16(p, n)
         v0, v1, high = (e.u8(p + (2 * n + width * i), width) for i in range(3))
-        quads = [v0 & 15, v0 >> 4, v1 & 15, v1 >> 4]
-        quads = [q | (((high >> (2 * i)) & 3) << 4) for i, q in enumerate(quads)]
+        words = [v0 & 15, v0 >> 4, v1 & 15, v1 >> 4]
+        words = [w | (((high >> (2 * i)) & 3) << 4) for i, w in enumerate(words)]
 
-        def scale(s: int) -> Value:
-            return (quads[s // 4].slice(n * (s % 4), n).f32() - 32.0) * d
+        def scale(g: int) -> Value:
+            return pairs(e, words[g // 2], g % 2) - 32
 
-        return Fields([lambda s=s: scale(s) for s in range(16)])  # type: ignore[misc]
+        return PairedFields(e.load_f16(p, n), [partial(scale, g) for g in range(8)])
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         width = 4 * e.lanes
@@ -210,24 +236,24 @@ class PackedQ3K(PackedLayout):
 
             yield (g,), read
 
-    def start(self, e: Emitter, x: Value) -> list[Value]:
-        return [e.broadcast(I32, x + (SUM_32 + 4 * k)) >> 3 for k in (0, 1)]
+    def start(self, e: Emitter, struct: Value, group: int) -> list[Value | None]:
+        return [start_of_sum(e, struct, self.form, 2 * group + k, 3) for k in (0, 1)]
 
 
 class PackedQ2K(PackedLayout):
     """Q2_K: 16 scales and minimums of 4 bits, two of each to a group.
 
-    d [lanes] f16 | dmin [lanes] f16 | scale and minimum bytes [16][lanes] | for each group two
+    d [lanes] f16 | dmin [lanes] f16 | four words of scales (low) and minimums | for each group two
     words: codes of words 0..3, of words 4..7.
     """
 
-    type_name, form, largest, n_sums = "q2_k", Q8K, 3, 2
+    type_name, form, largest, n_sums, is_paired = "q2_k", Q8K, 3, 2, True
 
     def pack_lane(self, e: Emitter, b: TracedBlock, row: Value, out: Value, spare: Value) -> None:
         e.store(e.load(I16, b.address + 80), out + row * 2)
         e.store(e.load(I16, b.address + 82), out + row * 2 + 2 * e.lanes)
         for s in range(16):
-            e.store(b.u8(s), out + row + (4 + s) * e.lanes)
+            e.store(b.u8(s), out + place_of_scale(e, row, s) + 4 * e.lanes)
 
     def pack_words(
         self, e: Emitter, word: Callable[[int], Value], out: Value, spare: Value
@@ -236,17 +262,18 @@ class PackedQ2K(PackedLayout):
             packed = _pack_pairs([word(4 * k + t) for t in range(4)])
             e.store(packed, out + (20 * e.lanes + 4 * e.lanes * k))
 
-    def fields(self, e: Emitter, p: Value) -> Fields:
-        n = e.lanes
-        d, dmin = e.load_f16(p, n), e.load_f16(p + 2 * n, n) * (1 / 32)  # see Fields
+    def fields(self, e: Emitter, p: Value) -> PairedFields:
+        n, width = e.lanes, 4 * e.lanes
+        words = [e.u8(p + (4 * n + width * i), width) for i in range(4)]
 
-        def part(s: int, shift: int, factor: Value) -> Value:
-            return ((e.u8(p + (4 + s) * n, n) >> shift) & 15).f32() * factor
+        def part(g: int, shift: int) -> Value:
+            return pairs(e, (words[g // 2] >> shift) & 15, g % 2)
 
-        return Fields(
-            [lambda s=s: part(s, 0, d) for s in range(16)],  # type: ignore[misc]
-            [lambda s=s: part(s, 4, dmin) for s in range(16)],  # type: ignore[misc]
-        )
+        return PairedFields(
+            e.load_f16(p, n), [partial(part, g, 0) for g in range(8)],
+            -e.load_f16(p + 2 * n, n), [partial(part, g, 4) for g in range(8)],
+            of_halves=True,
+        )  # fmt: skip
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         width = 4 * e.lanes
@@ -260,9 +287,6 @@ class PackedQ2K(PackedLayout):
                         yield g, 4 * half + t, (packed >> (2 * t)) & 3
 
             yield (g,), read
-
-    def start(self, e: Emitter, x: Value) -> list[Value]:
-        return [e.const(0, I32, e.lanes) for _ in (0, 1)]
 
 
 class PackedIQ4XS(PackedLayout):
@@ -305,7 +329,7 @@ class PackedIQ4XS(PackedLayout):
             code = quads[g // 4].slice(n * (g % 4), n) | (top << 4)
             return (code.f32() - 32.0) * d
 
-        return Fields([lambda g=g: scale(g) for g in range(8)])  # type: ignore[misc]
+        return Fields([partial(scale, g) for g in range(8)])
 
     def steps(self, e: Emitter, p: Value) -> Iterator[Step]:
         width = 4 * e.lanes
@@ -321,5 +345,6 @@ class PackedIQ4XS(PackedLayout):
 
             yield (g,), read
 
-    def start(self, e: Emitter, x: Value) -> list[Value]:
-        return [e.broadcast(I32, x + SUM_128)]
+    def start(self, e: Emitter, struct: Value, group: int) -> list[Value | None]:
+        total = e.load(I16, struct + (self.form.span + SUMS + 2 * group)).i32()
+        return [(total * -128).splat(e.lanes)]

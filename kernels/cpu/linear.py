@@ -14,10 +14,18 @@ groups; outputs are padded to whole groups.
 
 from __future__ import annotations
 
-from edgellm.kernels.cpu.activations import GROUP, SCALE, SCALED_SUM, SUM_32, TERM, Activation
+from edgellm.kernels.cpu.activations import (
+    GROUP,
+    HALF_SUMS,
+    SCALE,
+    SCALED_SUM,
+    SUMS,
+    Activation,
+)
 from edgellm.kernels.cpu.decode import TracedBlock, decode_block
-from edgellm.kernels.cpu.layout import WORDS, Fields, PackedLayout
+from edgellm.kernels.cpu.layout import WORDS, Fields, PackedLayout, PairedFields
 from edgellm.kernels.cpu.store import EmitKernel
+from edgellm.kernels.cpu.sums import Sum32, add_scaled, sum_of_products
 from edgellm.kernels.cpu.targets import Target
 from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value
 from edgellm.quant.block import QuantType
@@ -36,9 +44,10 @@ class Tile:
         raise NotImplementedError
 
     def emit(
-        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, ahead: Value
     ) -> list[Value]:
-        """The outputs [width] of one row group, each a vector over its rows."""
+        """The outputs [width] of one row group, each a vector over its rows. ``ahead``: how far
+        beyond the weights in use others may be asked for, in bytes."""
         raise NotImplementedError
 
 
@@ -54,70 +63,108 @@ class PackedTile(Tile):
         return self.layout.block_bytes(lanes)
 
     def emit(
-        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, ahead: Value
     ) -> list[Value]:
         layout, form, size = self.layout, self.form, self.block_bytes(e.lanes)
         outputs = [e.var(e.zeros()) for _ in range(width)]
+        span_bytes = form.struct_bytes * form.terms
         with e.loop(n_blocks) as i:
             p = w + i * size
-            rows = [address + i * (layout.n_groups * form.group_bytes) for address in x]
-            ahead = size if width >= _PREFETCH_FROM else 0
-            prefetch = _Prefetch(e, p, ahead, layout.n_groups * WORDS)
+            n_bytes = size if width >= _PREFETCH_FROM else 0
+            prefetch = _Prefetch(e, p + ahead, n_bytes, layout.n_groups * WORDS)
+            rows = [address + i * (layout.n_groups // form.groups * span_bytes) for address in x]
             fields = layout.fields(e, p)
-            block = _Block(e, layout, form, fields, [v.get() for v in outputs])
-            for groups, read in layout.steps(e, p):
+            scales = _IntegerScales if isinstance(fields, PairedFields) else _FloatScales
+            block = scales(e, form, fields, [v.get() for v in outputs])  # type: ignore[arg-type]
+            for step, (groups, read) in enumerate(layout.steps(e, p)):
+                span, first = divmod(groups[0], form.groups)
                 structs = {
-                    (g, m, term): rows[m] + (g * form.group_bytes + term * TERM)
-                    for g in groups
+                    (m, term): rows[m] + (span * span_bytes + term * form.struct_bytes)
                     for m in range(width)
                     for term in range(form.terms)
                 }
-                sums = {at: layout.start(e, struct) for at, struct in structs.items()}
+                sums = {
+                    at: [self._sums(e, struct, first + k) for k in range(len(groups))]
+                    for at, struct in structs.items()
+                }
                 for g, t, code in read():
                     prefetch.step()
-                    part = t * layout.n_sums // WORDS
-                    for at in (at for at in structs if at[0] == g):
-                        four = e.broadcast(I32, structs[at] + 4 * t).bitcast(I8, 4 * e.lanes)
-                        sums[at][part] = e.dot4(sums[at][part], code, four, layout.largest)
-                for at, struct in structs.items():
-                    block.add(*at, sums[at], struct)
+                    k, part = g - groups[0], t * layout.n_sums // WORDS
+                    for at, struct in structs.items():
+                        four = e.broadcast(I32, struct + (GROUP * (first + k) + 4 * t))
+                        sums[at][k][part].add(code, four.bitcast(I8, 4 * e.lanes))
+                closes = (groups[-1] + 1) % form.groups == 0
+                for (token, term), struct in structs.items():
+                    totals = [total for group in sums[token, term] for total in group]
+                    block.add(step, token, term, totals, struct)
+                    if closes:
+                        block.close_span(span, token, term, struct)
             for slot, result in zip(outputs, block.outputs, strict=True):
                 slot.set(result)
         return [v.get() for v in outputs]
 
+    def _sums(self, e: Emitter, struct: Value, group: int) -> list[Sum32]:
+        layout = self.layout
+        return [
+            sum_of_products(e, layout.largest, start, layout.is_paired)
+            for start in layout.start(e, struct, group)
+        ]
 
-class _Block:
-    """From integer sums of groups to outputs, in the one order of float operations there is:
-    within a span of activations scale by scale, then times the span's scale."""
 
-    def __init__(
-        self, e: Emitter, layout: PackedLayout, form: Activation, fields: Fields,
-        outputs: list[Value],
-    ) -> None:  # fmt: skip
-        self.e, self.layout, self.fields, self.outputs = e, layout, fields, outputs
-        self.groups_of_span = form.span // GROUP
+class _FloatScales:
+    """From the sums of a block to outputs: within a span of activations scale by scale, then times
+    the span's scale."""
+
+    def __init__(self, e: Emitter, form: Activation, fields: Fields, outputs: list[Value]) -> None:
+        self.e, self.form, self.fields, self.outputs = e, form, fields, outputs
         self.partial: dict[tuple[int, int], Value] = {}  # of the open span, by token and term
 
-    def add(self, group: int, token: int, term: int, sums: list[Value], struct: Value) -> None:
+    def add(self, step: int, token: int, term: int, sums: list[Sum32], struct: Value) -> None:
         e, at = self.e, (token, term)
-        for k, total in enumerate(sums):
-            scale = self.fields.scales[group * self.layout.n_sums + k]()
-            if at in self.partial:
-                self.partial[at] = e.fma(total.f32(), scale, self.partial[at])
-            else:
-                self.partial[at] = total.f32() * scale
-        if self.fields.minimums and self.layout.n_sums == 2:
-            for k in (0, 1):
-                minimum = self.fields.minimums[2 * group + k]()
-                sum_32 = e.broadcast(I32, struct + (SUM_32 + 4 * k)).f32()
-                self.partial[at] = e.fma(sum_32, minimum, self.partial[at])
-        elif self.fields.minimums:
-            minimum, scaled_sum = self.fields.minimums[group](), struct + SCALED_SUM
-            broadcast = e.broadcast(F32, scaled_sum)
-            self.outputs[token] = e.fma(broadcast, minimum, self.outputs[token])
-        if (group + 1) % self.groups_of_span == 0:
-            scale = e.broadcast(F32, struct + SCALE)
-            self.outputs[token] = e.fma(self.partial.pop(at), scale, self.outputs[token])
+        (total,) = sums
+        scale, value = self.fields.scales[step](), total.total().f32()
+        if at in self.partial:
+            self.partial[at] = e.fma(value, scale, self.partial[at])
+        else:
+            self.partial[at] = value * scale
+
+    def close_span(self, span: int, token: int, term: int, struct: Value) -> None:
+        e, at = self.e, struct + self.form.span
+        if self.fields.minimums:  # formats of 32 elements: the span is a block
+            scaled_sum, minimum = e.broadcast(F32, at + SCALED_SUM), self.fields.minimums[span]()
+            self.outputs[token] = e.fma(scaled_sum, minimum, self.outputs[token])
+        scale, partial = e.broadcast(F32, at + SCALE), self.partial.pop((token, term))
+        self.outputs[token] = e.fma(partial, scale, self.outputs[token])
+
+
+class _IntegerScales:
+    """The same with integer scales and minimums: exact in int32 up to the end of a span."""
+
+    def __init__(
+        self, e: Emitter, form: Activation, fields: PairedFields, outputs: list[Value]
+    ) -> None:
+        self.e, self.form, self.fields, self.outputs = e, form, fields, outputs
+        self.partial: dict[tuple[int, int], Value] = {}
+
+    def add(self, step: int, token: int, term: int, sums: list[Sum32], struct: Value) -> None:
+        zero = self.e.const(0, I32, self.e.lanes)
+        total = self.partial.get((token, term), zero)
+        scales = self.fields.scales[step]()
+        self.partial[token, term] = add_scaled(self.e, total, sums[0], sums[1], scales)
+
+    def close_span(self, span: int, token: int, term: int, struct: Value) -> None:
+        e, fields, at = self.e, self.fields, struct + self.form.span
+        value = self.partial.pop((token, term)).f32() * fields.d
+        if fields.minus_dmin is not None:
+            n = self.form.groups // (1 if fields.of_halves else 2)  # pairs in a span
+            total = e.const(0, I32, e.lanes)
+            for k in range(n):
+                sums = at + ((HALF_SUMS if fields.of_halves else SUMS) + 4 * k)
+                pair = e.broadcast(I32, sums).bitcast(I16, 2 * e.lanes)
+                total = e.dot2(total, fields.minimums[n * span + k](), pair)
+            value = e.fma(total.f32(), fields.minus_dmin, value)
+        scale = e.broadcast(F32, at + SCALE)
+        self.outputs[token] = e.fma(value, scale, self.outputs[token])
 
 
 class _Prefetch:
@@ -125,7 +172,7 @@ class _Prefetch:
 
     def __init__(self, e: Emitter, p: Value, n_bytes: int, n_words: int) -> None:
         self.e, self.n_words, self.words, self.done = e, n_words, 0, 0
-        self.lines = [p + (_PREFETCH_BYTES + line) for line in range(0, n_bytes, 64)]
+        self.lines = [p + line for line in range(0, n_bytes, 64)]
 
     def step(self) -> None:
         self.words += 1
@@ -152,7 +199,7 @@ class FloatTile(Tile):
         return wide.bitcast(F32, e.lanes)
 
     def emit(
-        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, ahead: Value
     ) -> list[Value]:
         outputs = [e.var(e.zeros()) for _ in range(width)]
         with e.loop(n_blocks) as k:
@@ -174,7 +221,7 @@ class DecodeTile(Tile):
         return self.type.bytes * lanes
 
     def emit(
-        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value
+        self, e: Emitter, width: int, w: Value, x: list[Value], n_blocks: Value, ahead: Value
     ) -> list[Value]:
         n = 16  # elements of a partial sum; chunks of 32 go in halves
         spare = e.stack(4 * e.lanes * width)
@@ -212,6 +259,7 @@ def emit_groups(
 ) -> None:  # fmt: skip
     """Row groups first..last for n_tokens rows of x; shared by plain and expert kernels."""
     n_blocks, x_bytes, out_bytes, bias, group_bytes = a[3], a[4], a[5], a[6], a[9]
+    e.align_stack()
 
     def widths(group: Value) -> None:
         done, w = e.var(0), weights + group * group_bytes
@@ -223,7 +271,9 @@ def emit_groups(
                 token = begin + i * width
                 row = x + token * x_bytes
                 rows = [row + x_bytes * m for m in range(width)]
-                slots = [e.var(r) for r in tile.emit(e, width, w, rows, n_blocks)]
+                # the first tile brings later weights in; they stay in cache for the others
+                ahead = e.select(token.eq(0), e.const(_PREFETCH_BYTES), e.const(0))
+                slots = [e.var(r) for r in tile.emit(e, width, w, rows, n_blocks, ahead)]
                 with e.when(bias.ne(0)):
                     for slot in slots:
                         slot.set(slot.get() + e.f32(bias + group * (4 * e.lanes)))

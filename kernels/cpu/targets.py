@@ -52,24 +52,38 @@ class Target:
 
     # ---- primitives that differ between targets -------------------------------------------
 
-    def dot4(self, e: Emitter, acc: Value, codes: Value, x: Value, largest: int) -> Value:
-        """acc[i] += sum of 4 products codes[4i..4i+3] * x[4i..4i+3]; codes are unsigned bytes not
-        above ``largest``, x signed bytes in -127..127. Exact in int32 on every target."""
-        if self.name == "avx512_vnni":
-            return e.call("llvm.x86.avx512.vpdpbusd.512", acc.type, acc, codes, x)
-        if self.name == "avx_vnni":
-            return e.call("llvm.x86.avx512.vpdpbusd.256", acc.type, acc, codes, x)
-        if self.name == "avx2":
-            # vpmaddubsw adds two products in 16 bits and saturates: codes above 127 go in halves
-            parts = [codes] if largest <= 127 else [codes & 127, codes & 128]
-            for part in parts:
-                products = e.call("llvm.x86.avx2.pmadd.ub.sw", e.i16(16), part, x)
-                acc = acc + e.madd_i16(products, None)
-            return acc
+    def dot4(self, e: Emitter, acc: Value, codes: Value, x: Value) -> Value:
+        """acc[i] += sum of 4 products codes[4i..4i+3] * x[4i..4i+3]; codes are unsigned bytes, x
+        signed bytes in -127..127. Exact in int32. Targets with ``narrow_sums`` have no such
+        instruction (see sums)."""
+        if self.has_vnni:
+            bits = 32 * self.lanes
+            return e.call(f"llvm.x86.avx512.vpdpbusd.{bits}", acc.type, acc, codes, x)
         for i in range(4):
             pick = list(range(i, 4 * self.lanes, 4))
             acc = acc + codes.shuffle(pick).unsigned().i32() * x.shuffle(pick).signed().i32()
         return acc
+
+    def dot2(self, e: Emitter, acc: Value, a: Value, b: Value) -> Value:
+        """acc[i] += a[2i] * b[2i] + a[2i+1] * b[2i+1] of int16, in int32."""
+        if self.has_vnni:
+            bits = 32 * self.lanes
+            return e.call(f"llvm.x86.avx512.vpdpwssd.{bits}", acc.type, acc, a, b)
+        if self.narrow_sums:
+            return acc + e.madd_i16(a, b)
+        for i in (0, 1):
+            pick = list(range(i, 2 * self.lanes, 2))
+            acc = acc + a.shuffle(pick).signed().i32() * b.shuffle(pick).signed().i32()
+        return acc
+
+    @property
+    def has_vnni(self) -> bool:
+        return self.name in ("avx512_vnni", "avx_vnni")
+
+    @property
+    def narrow_sums(self) -> bool:
+        """Products are added in 16 bits first."""
+        return self.name == "avx2"
 
     @property
     def has_fma(self) -> bool:

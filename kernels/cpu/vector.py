@@ -363,8 +363,11 @@ class Emitter:
         """a * b + c with one rounding (two on targets without the instruction)."""
         return self._float_call("fma", a, b, c) if self.target.has_fma else a * b + c
 
-    def dot4(self, acc: Value, codes: Value, x: Value, largest: int) -> Value:
-        return self.target.dot4(self, acc, codes, x, largest)
+    def dot4(self, acc: Value, codes: Value, x: Value) -> Value:
+        return self.target.dot4(self, acc, codes, x)
+
+    def dot2(self, acc: Value, a: Value, b: Value) -> Value:
+        return self.target.dot2(self, acc, a, b)
 
     def lookup(self, levels: Sequence[int], codes: Value) -> Value:
         """levels[code] as bytes; codes below 16, one level for each."""
@@ -502,6 +505,20 @@ class Emitter:
             with otherwise:
                 if no is not None:
                     no()
+
+    def opaque(self, x: Value) -> Value:
+        """x, in a way that LLVM cannot look through: it would turn a sequence of integer sums into
+        a tree, whose leaves need many registers."""
+        same = ir.FunctionType(x.type, [x.type])
+        return x._like(self.b.call(ir.InlineAsm(same, "", "=x,0"), [x.v]))
+
+    def align_stack(self) -> None:
+        """Let LLVM align the kernel's stack for vectors. It decides so before it knows which
+        vectors run out of registers, and unaligned ones straddle cache lines."""
+        address = self.stack(64)
+        used = ir.FunctionType(ir.VoidType(), [I64])
+        with self.b.goto_entry_block():
+            self.b.call(ir.InlineAsm(used, "", "r", side_effect=True), [address.v])
 
     def prefetch(self, address: Value, locality: int = 2) -> None:
         """Hint that a line will be read; 2 = bring it to the second cache level."""

@@ -145,6 +145,7 @@ def random_rows(name: str, n_rows: int, n: int, seed: int) -> NDArray[np.uint8]:
         values = rng.standard_normal((n_rows, n)).astype(np.float32)
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType(kind.id)).view(np.uint8)
     blocks = rng.integers(0, 256, (n_rows, n // kind.block, kind.bytes), dtype=np.uint8)
+    blocks[:2] = [[[255]], [[0]]][:n_rows]  # extreme codes: sums must not leave their bits
     scales = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
     with_minimum = {"q4_1": (0, 2), "q5_1": (0, 2)}
     scales |= {"tq1_0": (52,), "tq2_0": (64,), "mxfp4": (), "iq1_m": ()}
@@ -205,7 +206,8 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
     padded[:n_rows] = rows
     rng = np.random.default_rng(4)
     x = (rng.standard_normal((75, n)) * rng.uniform(0, 3, (75, 1))).astype(np.float32)
-    x[7] = 0
+    x[7], x[8], x[9] = 0, 2.5, np.resize([3, 3, -3, -3], n)
+    x[10, ::5], x[11, :16] = 40, 1e4
     form = kernel.activation
     acts = x.view(np.uint8)
     if form is not activations.PLAIN:
@@ -216,7 +218,7 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
     bias = rng.standard_normal(n_groups * TARGET.lanes).astype(np.float32)
     expected = activations.quantized(x, form) @ kind.dequantize(rows).T + bias[:n_rows]
     if precise:
-        assert nmse(activations.quantized(x, form), x) < 1e-8
+        assert nmse(activations.quantized(x, form), x) < 3e-8
     whole = None
     for n_tokens in (75, 1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 40):
         out = np.full((n_tokens, n_groups * TARGET.lanes), np.nan, np.float32)
@@ -227,7 +229,7 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
                 kernel.group_bytes(weight, TARGET.lanes), count.ctypes.data]  # fmt: skip
         run(kernel.name, linear.make_linear(kernel.tile), args, 0, -(-n_groups // 2))
         whole = out if whole is None else whole
-        assert nmse(out[:, :n_rows], expected[:n_tokens]) < 1e-11
+        assert nmse(out[:, :n_rows], expected[:n_tokens]) < 1e-10
         assert np.array_equal(out[:, :n_rows], whole[:n_tokens, :n_rows]), n_tokens
 
 
