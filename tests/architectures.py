@@ -3,11 +3,16 @@
 The architecture's own ``build`` runs over a recorder that notes each tensor it wants instead of
 looking it up; random ones are then written under those names. So this file knows hyper-parameters
 and which optional tensors a file has, but no lists of tensors.
+
+    python tests/architectures.py NAME ...
+
+writes tests/data/arch/NAME.gguf, for which oracle.py finds the expected logits.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +96,7 @@ TINY: dict[str, Tiny] = {
                        ("ffn_gate", "attn_qkv", "attn_output_norm.bias", "layer_output_norm.bias",
                         "token_embd_norm.bias", "token_types")),
     "olmo2": Tiny(WINDOW),
+    "olmoe": Tiny({"expert_count": 6, "expert_used_count": 2, "attention.head_count_kv": 4}),
     "phi2": Tiny({NORM: 1e-5, "rope.dimension_count": 8},
                  ("output", "output.bias", "attn_qkv", "attn_qkv.bias", *ALL_BIASES)),
     "phi3": Tiny({"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.19,
@@ -217,3 +223,8 @@ def _write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+if __name__ == "__main__":
+    for architecture in sys.argv[1:]:
+        write(Path(__file__).parent / f"data/arch/{architecture}.gguf", architecture, seed=1)
