@@ -312,6 +312,25 @@ class Emitter:
         """One element from memory in every lane (folds into the instruction that uses it)."""
         return self.load(element, address).splat(n or self.lanes)
 
+    def gather_i32(self, base: Value, numbers: Value, size: int) -> Value:
+        """int32 from base + numbers[i] * size of each lane."""
+        n, pointer = numbers.n, Value(self, self._pointer(base, I32))
+        zeros = self.const(0, I32, n)
+        if self.target.lanes == 16 and n == 16:
+            all_lanes = Value(self, _constant(ir.VectorType(ir.IntType(1), n), 1))
+            return self.call("llvm.x86.avx512.mask.gather.dpi.512", zeros.type, zeros, pointer,
+                             numbers, all_lanes, self.const(size, I32)).unsigned()  # fmt: skip
+        if self.target.lanes == 8 and n == 8:
+            all_lanes = self.const(-1, I32, n)
+            return self.call("llvm.x86.avx2.gather.d.d.256", zeros.type, zeros, pointer, numbers,
+                             all_lanes, self.const(size, I8)).unsigned()  # fmt: skip
+        wide = numbers.i64()
+        found = zeros
+        for i in range(n):
+            value = self.load(I32, base + wide[i] * size)
+            found = Value(self, self.b.insert_element(found.v, value.v, self.const(i, I32).v))
+        return found.unsigned()
+
     # ---- half precision ---------------------------------------------------------------------
 
     def load_f16(self, address: Value, n: int = 1) -> Value:

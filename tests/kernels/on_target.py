@@ -229,7 +229,7 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
                 kernel.group_bytes(weight, TARGET.lanes), count.ctypes.data]  # fmt: skip
         run(kernel.name, linear.make_linear(kernel.tile), args, 0, -(-n_groups // 2))
         whole = out if whole is None else whole
-        assert nmse(out[:, :n_rows], expected[:n_tokens]) < 1e-10
+        assert nmse(out[:, :n_rows], expected[:n_tokens]) < (1e-9 if precise else 1e-10)
         assert np.array_equal(out[:, :n_rows], whole[:n_tokens, :n_rows]), n_tokens
 
 
