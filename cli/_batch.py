@@ -67,6 +67,7 @@ def run_batch(
     params: "SamplingParams",
     shape: Shape,
     resources: tuple[int, int, int, str, str | None],
+    overrides: dict[str, Any],
 ) -> None:
     """Answer what has no answer yet. Raises BatchFailed at the end if any line failed."""
     from edgellm import batch
@@ -80,8 +81,14 @@ def run_batch(
         with (
             source,
             load(
-                path, ctx_size, threads, shape.chat_template, parallel=parallel, policy=policy,
+                path,
+                ctx_size,
+                threads,
+                shape.chat_template,
+                parallel=parallel,
+                policy=policy,
                 cpu_mask=cpu_mask,
+                overrides=overrides,
             ) as llm,
         ):
             if shape.system is not None and not has_template(llm, shape.chat_template):

@@ -1,7 +1,7 @@
 """Loading a model for a command."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgellm.cli._options import threads_or_none
 from edgellm.cli._output import Status, say, visible
@@ -20,6 +20,7 @@ def load(
     parallel: int = 1,
     policy: str = "error",
     cpu_mask: str | None = None,
+    overrides: dict[str, Any] | None = None,
 ) -> "LLM":
     """The model, with progress and notices on stderr."""
     prestart_helper(path, template)
@@ -36,6 +37,7 @@ def load(
             max_num_seqs=parallel,
             context_policy=policy,
             progress=status,
+            **(overrides or {}),
         )
     finally:
         status.clear()

@@ -18,6 +18,7 @@ from edgellm.cli._options import (
     Threads,
 )
 from edgellm.cli._output import say
+from edgellm.cli._overrides import with_overrides
 from edgellm.cli._prompt_options import (
     Reasoning,
     ShowTimings,
@@ -48,6 +49,7 @@ def _color(value: str) -> str:
     return value
 
 
+@with_overrides
 @with_sampling
 def command(
     model_argument: Model = None,
@@ -113,6 +115,7 @@ def command(
     ] = False,
     *,
     sampling: Sampling,
+    overrides: dict[str, Any],
 ) -> None:
     """Talk with a model. Piped input is answered once, as `edgellm run` does.
 
@@ -139,8 +142,14 @@ def command(
 
         path = _model.locate(wanted)
         return load_engine(
-            path, ctx_size, threads, chat_template, simple_io, policy=context_policy,
+            path,
+            ctx_size,
+            threads,
+            chat_template,
+            simple_io,
+            policy=context_policy,
             cpu_mask=cpu_mask,
+            overrides=overrides,
         ), path
 
     if sys.stdin is None or not sys.stdin.isatty():

@@ -19,6 +19,7 @@ from edgellm.cli._options import (
     automatic_or_positive,
 )
 from edgellm.cli._output import say, write
+from edgellm.cli._overrides import with_overrides
 from edgellm.cli._prompt_options import (
     Reasoning,
     ShowTimings,
@@ -44,6 +45,7 @@ def _format(value: str) -> str:
     return value
 
 
+@with_overrides
 @with_sampling
 def command(
     model_argument: Model = None,
@@ -112,6 +114,7 @@ def command(
     show_timings: ShowTimings = True,
     *,
     sampling: Sampling,
+    overrides: dict[str, Any],
 ) -> None:
     """Answer one prompt: the text to stdout, everything else to stderr.
 
@@ -136,7 +139,7 @@ def command(
         shape = Shape(system, raw, chat_template, template_arguments, reasoning)
         run_batch(
             _model.locate(name), source, str(out), sampling.params(), shape,
-            (ctx_size, threads, parallel, context_policy, cpu_mask),
+            (ctx_size, threads, parallel, context_policy, cpu_mask), overrides,
         )  # fmt: skip
         return
     text = _prompt(prompt_argument, prompt, file)
@@ -146,8 +149,9 @@ def command(
 
     params = sampling.params()
     llm = load(
-        path, ctx_size, threads, chat_template, policy=context_policy, cpu_mask=cpu_mask
-    )
+        path, ctx_size, threads, chat_template, policy=context_policy, cpu_mask=cpu_mask,
+        overrides=overrides,
+    )  # fmt: skip
     with llm:
         variables = template_variables(template_arguments, reasoning)
         tokens = prompt_tokens(llm, text, system, raw, chat_template, variables)

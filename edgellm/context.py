@@ -36,11 +36,21 @@ class Context:
 
 
 def fit_context(
-    gguf: GGUF, config: Config, n_ctx: int | None, max_num_seqs: int, kv_bytes: int, ring: bool
-) -> Context:
+    gguf: GGUF, config: Config, n_ctx: int | None, max_num_seqs: int, kv_bytes: int, ring: bool,
+    n_positions: int | None = None,
+) -> Context:  # fmt: skip
     """``n_ctx`` None takes the model's context, or what fits into memory; EdgeLLMError says what
-    would fit when more was asked for."""
+    would fit when more was asked for. ``n_positions``: there are no more (Graph.n_positions)."""
     trained, notices = config.n_ctx, []
+    if n_positions is not None:
+        if ring:
+            raise EdgeLLMError(
+                f"The model has learned {n_positions} positions and knows no others: "
+                "context_policy ring cannot be used."
+            )
+        if n_ctx is not None and n_ctx > n_positions:
+            notices.append(f"The context is {n_positions} tokens: the model has learned no more.")
+            n_ctx = n_positions
     costs = bill(gguf, n_ctx or trained)
     per_token = max(1, costs.kv_per_token * kv_bytes // 2)
     room = available_bytes() - costs.weights - costs.arena

@@ -31,10 +31,15 @@ class CacheGroup:
 
 
 class KVCache:
-    """The block pools of all groups. ``block`` is the number of tokens in a block."""
+    """The block pools of all groups. ``block`` is the number of tokens in a block. Where layers
+    have a state (``is_recurrent``) a parked sequence can be gone on with only where it ended: keys
+    can be cut back to any token, a state cannot."""
 
-    def __init__(self, groups: List[CacheGroup], block: int, step_tokens: int) -> None:
+    def __init__(
+        self, groups: List[CacheGroup], block: int, step_tokens: int, is_recurrent: bool = False
+    ) -> None:
         self.groups, self.block, self._step_tokens = list(groups), block, step_tokens
+        self._is_recurrent = is_recurrent
         max_seqs = self.groups[0].table.shape[0] if self.groups else 0
         self._rows = list(range(max_seqs - 1, -1, -1))
         self._promised = [0] * len(self.groups)
@@ -83,10 +88,14 @@ class KVCache:
 
     def _adopt(self, sequence: Sequence, n_tokens: int) -> bool:
         """Take over blocks and row of a parked sequence as far as the tokens are the same."""
-        found = max(self._parked, key=lambda p: _common(p, sequence), default=None)
+        last = len(sequence.tokens) - 1  # one is left to compute
+        common_with = {p: min(_common(p, sequence), last) for p in self._parked}
+        if self._is_recurrent:
+            common_with = {p: n for p, n in common_with.items() if n == p.n_computed}
+        found = max(common_with, key=lambda p: common_with[p], default=None)
         if found is None:
             return False
-        common = min(_common(found, sequence), len(sequence.tokens) - 1)  # one is left to compute
+        common = common_with[found]
         if common < self.block or not self._still_holds(found, common):
             return False
         needs, mine = [self._need(g, n_tokens) for g in self.groups], self._promises[found]
@@ -100,7 +109,7 @@ class KVCache:
         del self._promises[found]
         self._promised = [p - m for p, m in zip(self._promised, mine, strict=True)]
         self._promise(sequence, needs)
-        sequence.row, sequence.blocks = found.row, found.blocks
+        sequence.row, sequence.blocks, sequence.state = found.row, found.blocks, found.state
         found.row, found.blocks = -1, []
         self._shorten(sequence, common)
         sequence.n_cached = common

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,13 @@ from edgellm.kernels.cpu.program import ProgramError
 from edgellm.kernels.cpu.team import TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import linear_kernel
-from edgellm.kernels.graph import Tensor
+from edgellm.kernels.graph import MATRIX_OPS, Tensor
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.memory import STEP_TOKENS
 from edgellm.models import build_graph
+from edgellm.overrides import Overrides
+from edgellm.overrides import apply as apply_overrides
+from edgellm.pooling import pool, pooling_of
 from edgellm.quant.gguf import GGUF
 from edgellm.runner import Run, Runner
 from edgellm.sampling import Sampler, SamplingParams, log_softmax_top, resolve_bias
@@ -70,6 +73,7 @@ class LLM:
     ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
+    ``overrides`` go before what the file says (see Overrides).
     Raises ValueErrors whose message is one sentence for people.
     """
 
@@ -85,6 +89,7 @@ class LLM:
         context_policy: str = "error",
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
+        **overrides: Unpack[Overrides],
     ) -> None:
         _check_positive(n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs)
         if kv_type not in ("f16", "f32"):
@@ -104,6 +109,7 @@ class LLM:
         self._gguf = GGUF(path)
         self._runner: Runner | None = None
         try:
+            apply_overrides(self._gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
             self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, say)
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
@@ -120,7 +126,7 @@ class LLM:
         gguf = self._gguf
         self.path = str(gguf.path)
         self.config, graph = build_graph(gguf)
-        self.n_vocab = graph.output.dim
+        self.n_vocab = graph.n_vocab
         self._tokenizer = tokenizer_in_background(gguf)
         kv_bytes = 4 if kv_type == "f32" else 2
         self.n_threads = n_threads or len(cpus) or default_threads()
@@ -129,16 +135,20 @@ class LLM:
             self.notices.append(
                 f"{self.n_threads} threads on {cores} stand in each other's way (-t)."
             )
-        context = fit_context(gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring)
+        context = fit_context(
+            gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring, graph.n_positions
+        )
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
         if unused := self.config.weights.unused:
             names = ", ".join(unused[:3]) + (", …" if len(unused) > 3 else "")
             self.notices.append(f"{len(unused)} tensors of the file are not used: {names}.")
+        # where every token sees the whole text, it is one step
+        whole = 0 if graph.is_causal else context.n_ctx
         limits = Limits(
             n_threads=self.n_threads,
-            max_tokens=max(STEP_TOKENS, max_num_seqs),
-            max_out=max(LOGITS_TOKENS, max_num_seqs),
+            max_tokens=max(STEP_TOKENS, max_num_seqs, whole),
+            max_out=max(LOGITS_TOKENS, max_num_seqs, whole),
             max_seqs=max_num_seqs,
             n_ctx=context.n_positions,
             n_blocks=context.n_blocks,
@@ -252,6 +262,7 @@ class LLM:
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """float32 [n_tokens, n_vocab]: a fresh sequence from position 0, the logits after each."""
+        self._check_generates()
         sequence = self._sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
         out = np.empty((len(sequence.tokens), self.n_vocab), np.float32)
         with self._turn():
@@ -265,6 +276,31 @@ class LLM:
             finally:
                 runner.cache.release(sequence)
         return out
+
+    def embed(self, prompts: Any) -> NDArray[np.float32]:
+        """What an encoder makes of a text (or token ids): float32 [n_embd] of length 1, or
+        [n, n_embd] of a list of them."""
+        if self._graph.is_causal:
+            raise EdgeLLMError(
+                f"A model of the architecture {self.config.architecture} generates text; "
+                "embeddings need an encoder, such as bert or nomic-bert."
+            )
+        if isinstance(prompts, str) or (len(prompts) > 0 and _is_tokens(prompts)):
+            vector: NDArray[np.float32] = self.embed([prompts])[0]
+            return vector
+        kind, vectors = pooling_of(self.config), []
+        for prompt in prompts:
+            sequence = self._sequence(prompt, SamplingParams(max_tokens=1))
+            with self._turn():
+                cache = self._ready().cache
+                if not cache.admit(sequence, len(sequence.tokens), reuse=False):
+                    raise EngineError("No room for another sequence.")
+                try:
+                    rows = self._forward([Run(sequence, len(sequence.tokens), "all")])
+                    vectors.append(pool(rows, kind))
+                finally:
+                    cache.release(sequence)
+        return np.array(vectors, np.float32).reshape(len(vectors), self.config.n_embd)
 
     def on(self, name: str, function: HookFunction) -> Callable[[], None]:
         """Call ``function`` in every step with a layer's output, float32 [n_tokens, dim]: it may
@@ -303,7 +339,7 @@ class LLM:
         """The tensor a hook names; EdgeLLMError lists what there is."""
         named = {}
         for op in self._graph.ops:
-            if "weight" in op.weights and op.kind != "rms_norm":
+            if op.kind in MATRIX_OPS:
                 named[op.weights["weight"].name.removesuffix(".weight")] = op.output
             if op.layer is not None:
                 named[f"blk.{op.layer}.resid"] = op.output  # the layer's last op stays
@@ -415,7 +451,7 @@ class LLM:
         """The kernel of every matrix: tensor, type, shape, kernel, packed."""
         rows = []
         for op in self._graph.ops:
-            if op.kind in ("linear", "moe_linear"):
+            if op.kind in MATRIX_OPS:
                 weight = op.weights["weight"]
                 kernel = linear_kernel(weight.type, targets.current(), self._graph.precise)
                 rows.append(
@@ -497,7 +533,15 @@ class LLM:
         self._add(sequence)
         return sequence
 
+    def _check_generates(self) -> None:
+        if not self._graph.is_causal:
+            raise EdgeLLMError(
+                f"A model of the architecture {self.config.architecture} makes embeddings, not "
+                "text: use embed."
+            )
+
     def _add(self, sequence: Sequence) -> None:
+        self._check_generates()
         if not self._ready().cache.fits(self._scheduler.most_tokens(sequence)):
             raise ContextFull("The request can never fit into the key-value cache (-c).")
         with self._turn():

@@ -38,7 +38,8 @@ def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
         if op.output.rows == "tokens":
             widths[op.layer] += op.output.dim
         if op.kind == "attention":
-            row = 2 * op.attrs["n_kv_heads"] * op.attrs["head_dim"] * KV_ELEMENT
+            lengths = op.attrs["head_dim"] + op.attrs["v_dim"]
+            row = op.attrs["n_kv_heads"] * lengths * KV_ELEMENT
             window = op.attrs["window"]
             # A window's ring also takes the step that is being written.
             kept = n_ctx if window is None else min(n_ctx, window + STEP_TOKENS)

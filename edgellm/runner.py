@@ -45,7 +45,7 @@ class Runner:
         groups = [
             CacheGroup(a.shape.window, a.n_blocks, a.table, a.shape.sinks) for a in self._attention
         ]
-        self.cache = KVCache(groups, BLOCK, limits.max_tokens)
+        self.cache = KVCache(groups, BLOCK, limits.max_tokens, graph.is_recurrent)
 
     def _read_into(self, weight: Weight, start: int, out: NDArray[np.uint8]) -> None:
         self._gguf.read_into(self._gguf.tensors[weight.name], start, out)
@@ -57,7 +57,8 @@ class Runner:
         repeated or dropped.
         """
         inputs = self.program.inputs
-        row, wanted, spans = 0, 0, []
+        row, wanted = 0, 0
+        spans: list[tuple[int, int, int, int]] = []
         for run in runs:
             sequence, n, first = run.sequence, run.n_tokens, run.sequence.n_computed
             self._read_embeddings(sequence.tokens[first : first + n], row)
@@ -66,6 +67,9 @@ class Runner:
             if self._limits.window is not None:
                 behind_sinks = self._limits.window + self._limits.sinks - 1
                 inputs.sink_positions[row : row + n] = np.minimum(positions, behind_sinks)
+            inputs.last_positions[row : row + n] = first + n - 1
+            slot = 2 * sequence.row + sequence.state
+            inputs.runs[len(spans)] = row, n, slot if first else -1, slot ^ 1
             self.cache.extend(sequence, n)
             for attention, group in zip(self._attention, self.cache.groups, strict=True):
                 attention.slots[row : row + n] = self.cache.slots(group, sequence, n)
@@ -73,6 +77,7 @@ class Runner:
             n_wanted = {"none": 0, "last": 1, "all": n}[run.wanted]
             inputs.out_rows[wanted : wanted + n_wanted] = np.arange(row + n - n_wanted, row + n)
             row, wanted = row + n, wanted + n_wanted
+        inputs.n_runs[0] = len(spans)
         for attention in self._attention:
             attention.plan(spans)
         n_positions = max(first + n for _, n, first, _ in spans)
@@ -85,6 +90,7 @@ class Runner:
             check_ops(self.program, spans, wanted, self._read_into)
         for run in runs:
             run.sequence.n_computed += run.n_tokens
+            run.sequence.state ^= 1
         return self.program.logits[:wanted]
 
     def _read_embeddings(self, tokens: list[int], row: int) -> None:

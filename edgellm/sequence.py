@@ -42,6 +42,7 @@ class Sequence:
     n_computed: int = 0
     n_cached: int = 0  # computed for an earlier request that began alike
     row: int = -1  # of the block tables, while it runs
+    state: int = 0  # which of the row's two slots holds the state of recurrent layers
     blocks: list[dict[int, int]] = field(default_factory=list)  # by cache group: place -> block
     finish_reason: str | None = None
     context_full: bool = False

@@ -1,14 +1,15 @@
 """What this version runs, as a table generated from the registries; README holds a copy."""
 
 from edgellm.kernels.cpu.report import kernel_for
-from edgellm.models import architectures
+from edgellm.models import architectures, title
 from edgellm.quant import TYPES
 
 
 def what_runs() -> str:
     """Markdown: architectures, and number formats with their size and kernel."""
-    lines = [
-        f"Architectures: {', '.join(architectures())}.",
+    lines = ["| architecture | models |", "|---|---|"]
+    lines += [f"| {name} | {title(name)} |" for name in architectures()]
+    lines += [
         "",
         "| number format | bits a weight | kernel |",
         "|---|---|---|",

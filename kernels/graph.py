@@ -17,10 +17,14 @@ from typing import Any, Literal
 from edgellm.quant.block import QuantType
 
 Rows = Literal["tokens", "out"]
+STATE_OPS = ("conv1d", "delta_rule")
+MATRIX_OPS = ("linear", "head_linear", "moe_linear")  # their "weight" is packed for the device
 
 # ops whose rows depend on the same row of their inputs and on nothing else
 ROW_WISE = {
-    "rms_norm", "linear", "add", "scale", "swiglu", "geglu", "moe_route", "moe_linear", "moe_sum",
+    "slice", "join", "rms_norm", "layer_norm", "l2_norm", "linear", "head_linear", "add",
+    "add_vector", "mul", "mul_vector", "mul_row", "scale", "softcap", "sigmoid", "softplus", "silu",
+    "gelu", "swiglu", "swiglu_clamped", "geglu", "moe_route", "moe_linear", "moe_sum",
 }  # fmt: skip
 
 
@@ -42,18 +46,39 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """YaRN (arXiv:2309.00071): fast elements keep their frequency, slow ones are interpolated.
+
+    ``n_ctx`` is the context before the extension; an element that turns ``beta_fast`` times in it
+    is fast, one that turns ``beta_slow`` times slow, between them a ramp leads from one to the
+    other. ``ext_factor`` is how much of the ramp is used.
+    """
+
+    n_ctx: int
+    ext_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True)
 class Rope:
-    """Rotary embedding of the first ``dim`` elements of each head.
+    """Rotary embedding (arXiv:2104.09864) of the first ``dim`` elements of each head.
 
     ``layout`` pairs element i with i + dim/2 ("neox") or 2i with 2i + 1 ("norm"). Angles are
-    position * freq_scale * base ** (-2i / dim) / factors[i].
+    position * freq_scale * base ** (-2i / dim) / factors[i], where ``yarn`` sets freq_scale apart
+    for each i. ``long_factors`` take the place of ``factors`` when the context is longer than
+    ``n_ctx_short`` (LongRoPE, arXiv:2402.13753). The turned elements are scaled by ``magnitude``.
     """
 
     dim: int
     base: float
     layout: Literal["neox", "norm"]
     freq_scale: float = 1.0
-    factors: Weight | None = None  # Llama-3 frequency factors, rope_freqs.weight
+    factors: Weight | None = None
+    long_factors: Weight | None = None
+    n_ctx_short: int = 0
+    yarn: Yarn | None = None
+    magnitude: float = 1.0
 
 
 @dataclass(eq=False)
@@ -113,6 +138,26 @@ class Graph:
     def output(self) -> Tensor:
         return self.ops[-1].output
 
+    @property
+    def n_vocab(self) -> int:
+        return next(op for op in self.ops if op.kind == "embed").weights["table"].n_out
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees only what stands before it: what generates text does."""
+        return all(op.attrs["causal"] for op in self.ops if op.kind == "attention")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer has a state that cannot be cut back to an earlier token."""
+        return any(op.kind in STATE_OPS for op in self.ops)
+
+    @property
+    def n_positions(self) -> int | None:
+        """How many positions there are at all, where they are learned."""
+        tables = [op.weights["table"].n_out for op in self.ops if op.kind == "position_rows"]
+        return min(tables, default=None)
+
     def embed(self, table: Weight) -> Tensor:
         """Rows of the table for the step's token ids."""
         return self._add("embed", (), table.n_in, {"table": table})
@@ -121,18 +166,56 @@ class Graph:
         """Only the rows whose logits are wanted."""
         return self._add("select", (x,), x.dim, rows="out")
 
+    def slice(self, x: Tensor, start: int, n: int, run: int | None = None) -> Tensor:
+        """Elements start .. start + n - 1 of the row, or of each run of ``run`` elements in it."""
+        run = run or x.dim
+        return self._add("slice", (x,), x.dim // run * n, start=start, n=n, run=run)
+
+    def join(self, x: Tensor, y: Tensor, n_heads: int, shared: bool = False) -> Tensor:
+        """Head by head: the head of x, then that of y; ``shared``: y is one head for all."""
+        n_x, n_y = x.dim // n_heads, y.dim if shared else y.dim // n_heads
+        return self._add("join", (x, y), n_heads * (n_x + n_y),
+                         n_heads=n_heads, n_x=n_x, n_y=n_y, shared=shared)  # fmt: skip
+
+    # ---- normalization ------------------------------------------------------------------------
+
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over runs of len(weight): the row, or each head."""
+        """x / sqrt(mean(x^2) + eps) * weight over runs of weight.n_in elements: the row, or each
+        head. A weight of several rows has one for each run."""
         return self._add("rms_norm", (x,), x.dim, {"weight": weight}, eps=eps)
+
+    def layer_norm(self, x: Tensor, weight: Weight, bias: Weight | None, eps: float) -> Tensor:
+        """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over runs as in rms_norm."""
+        return self._add("layer_norm", (x,), x.dim, {"weight": weight, "bias": bias}, eps=eps)
+
+    def l2_norm(self, x: Tensor, n: int, eps: float) -> Tensor:
+        """x / sqrt(sum(x^2) + eps) over runs of n elements."""
+        return self._add("l2_norm", (x,), x.dim, n=n, eps=eps)
+
+    # ---- matrices and attention ---------------------------------------------------------------
 
     def linear(self, x: Tensor, weight: Weight, bias: Weight | None = None) -> Tensor:
         """x @ weight.T + bias"""
         return self._add("linear", (x,), weight.n_out, {"weight": weight, "bias": bias})
 
+    def head_linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """Each head times its own matrix: x [n, n_heads * n_in], weight[h] for head h."""
+        n_heads = x.dim // weight.n_in
+        return self._add("head_linear", (x,), n_heads * weight.n_out, {"weight": weight},
+                         n_used=n_heads)  # fmt: skip
+
+    def position_rows(self, table: Weight) -> Tensor:
+        """Rows of the table for the step's positions."""
+        return self._add("position_rows", (), table.n_in, {"table": table})
+
     def rope(self, x: Tensor, head_dim: int, rope: Rope) -> Tensor:
         """Rotate each head by its token's position."""
-        weights = {"factors": rope.factors}
+        weights = {"factors": rope.factors, "long_factors": rope.long_factors}
         return self._add("rope", (x,), x.dim, weights, head_dim=head_dim, rope=rope)
+
+    def temper(self, x: Tensor, scale: float, length: int) -> Tensor:
+        """x * (1 + scale * log(1 + position // length)): sharper queries far into a text."""
+        return self._add("temper", (x,), x.dim, scale=scale, length=length)
 
     def attention(
         self,
@@ -142,44 +225,112 @@ class Graph:
         *,
         n_heads: int,
         n_kv_heads: int,
-        head_dim: int,
         scale: float,
         window: int | None = None,
+        softcap: float | None = None,
+        sinks: Weight | None = None,
+        causal: bool = True,
     ) -> Tensor:
-        """Store k and v in the layer's cache and attend causally to what it holds; with a window
-        only to the last ``window`` positions, the token's own included."""
+        """Store k and v in the layer's cache and attend to what it holds up to the token itself
+        (all of the sequence when not causal); with a window only to the last ``window`` positions,
+        the token's own included. Scores are softcap * tanh(scale * q.k / softcap). ``sinks`` hold
+        for each head the score of one more key, whose value is zero."""
         return self._add(
-            "attention", (q, k, v), n_heads * head_dim,
-            n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, scale=scale, window=window,
+            "attention", (q, k, v), n_heads * (v.dim // n_kv_heads), {"sinks": sinks},
+            n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=q.dim // n_heads,
+            v_dim=v.dim // n_kv_heads, scale=scale, window=window, softcap=softcap, causal=causal,
         )  # fmt: skip
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
+    # ---- recurrence ---------------------------------------------------------------------------
+
+    def conv1d(self, x: Tensor, weight: Weight) -> Tensor:
+        """Causal convolution over time of each channel on its own: weight [n_taps, channels], its
+        last tap for the token itself. The last n_taps - 1 inputs of a sequence are its state."""
+        return self._add("conv1d", (x,), x.dim, {"weight": weight})
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, *,
+        n_k_heads: int, n_v_heads: int,
+    ) -> Tensor:  # fmt: skip
+        """Gated delta rule (arXiv:2412.06464). For each value head h, with key head h % n_k_heads
+        and a state S [d_k, d_v] that starts at zero: S = exp(decay) * S;
+        S += outer(k, beta * (v - k @ S)); out = q @ S / sqrt(d_k)."""
+        return self._add("delta_rule", (q, k, v, decay, beta), v.dim,
+                         n_k_heads=n_k_heads, n_v_heads=n_v_heads)  # fmt: skip
+
+    # ---- element by element -------------------------------------------------------------------
+
+    def add(self, x: Tensor, y: Tensor | Weight) -> Tensor:
+        """x + y; a weight is one row (its first) for all."""
+        if isinstance(y, Weight):
+            return self._add("add_vector", (x,), x.dim, {"vector": y})
         return self._add("add", (x, y), x.dim)
+
+    def mul(self, x: Tensor, y: Tensor | Weight) -> Tensor:
+        """x * y; a weight is one row for all, a tensor of one element a factor for the row."""
+        if isinstance(y, Weight):
+            return self._add("mul_vector", (x,), x.dim, {"vector": y})
+        return self._add("mul_row" if y.dim == 1 and x.dim > 1 else "mul", (x, y), x.dim)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return self._add("scale", (x,), x.dim, factor=factor)
 
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap)"""
+        return self._add("softcap", (x,), x.dim, cap=cap)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return self._add("sigmoid", (x,), x.dim)
+
+    def softplus(self, x: Tensor) -> Tensor:
+        """log(1 + exp(x))"""
+        return self._add("softplus", (x,), x.dim)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x * sigmoid(x)"""
+        return self._add("silu", (x,), x.dim)
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """x * Phi(x) by its tanh approximation (arXiv:1606.08415)"""
+        return self._add("gelu", (x,), x.dim)
+
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """gate * sigmoid(gate) * up"""
+        """silu(gate) * up"""
         return self._add("swiglu", (gate, up), gate.dim)
 
     def geglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """gelu(gate) * up, gelu by its tanh approximation"""
+        """gelu(gate) * up"""
         return self._add("geglu", (gate, up), gate.dim)
 
-    def moe_route(self, logits: Tensor, n_used: int, normalize: bool) -> Tensor:
-        """The n_used best experts of each token: [n, 2 * n_used], ids then softmax weights, best
-        first, ties to the lower id; weights sum to 1 when normalized."""
+    def swiglu_clamped(self, gate: Tensor, up: Tensor) -> Tensor:
+        """gpt-oss: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7), u = clip(up, -7, 7)"""
+        return self._add("swiglu_clamped", (gate, up), gate.dim)
+
+    # ---- mixture of experts -------------------------------------------------------------------
+
+    def moe_route(
+        self, logits: Tensor, n_used: int, *, normalize: bool,
+        gating: Literal["softmax", "sigmoid"] = "softmax", bias: Weight | None = None,
+        scale: float = 1.0, n_groups: int = 1, n_groups_used: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """The n_used best experts of each token: [n, 2 * n_used], ids then weights, best first,
+        ties to the lower id. Shares are the softmax or sigmoid of the logits; experts are ranked by
+        share + bias. With groups only those of the n_groups_used best groups take part, a group
+        counting as its best expert or, with a bias, its two best. Weights are shares, which sum to
+        1 when normalized, times scale."""
         return self._add(
-            "moe_route", (logits,), 2 * n_used, n_used=n_used, normalize=normalize
+            "moe_route", (logits,), 2 * n_used, {"bias": bias}, n_used=n_used, normalize=normalize,
+            gating=gating, scale=scale, n_groups=n_groups, n_groups_used=n_groups_used,
         )  # fmt: skip
 
-    def moe_linear(self, x: Tensor, route: Tensor, weight: Weight) -> Tensor:
-        """For each chosen expert e of a token: x @ weight[e].T. x is [n, n_in], the same for all,
-        or [n, n_used * n_in], one for each rank; the result is [n, n_used * n_out]."""
+    def moe_linear(
+        self, x: Tensor, route: Tensor, weight: Weight, bias: Weight | None = None
+    ) -> Tensor:
+        """For each chosen expert e of a token: x @ weight[e].T + bias[e]. x is [n, n_in], the same
+        for all, or [n, n_used * n_in], one for each rank; the result is [n, n_used * n_out]."""
         n_used = route.dim // 2
-        return self._add("moe_linear", (x, route), n_used * weight.n_out, {"weight": weight},
-                         n_used=n_used)  # fmt: skip
+        return self._add("moe_linear", (x, route), n_used * weight.n_out,
+                         {"weight": weight, "bias": bias}, n_used=n_used)  # fmt: skip
 
     def moe_sum(self, x: Tensor, route: Tensor) -> Tensor:
         """The experts' outputs summed by their weights, in order of rank."""

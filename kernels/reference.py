@@ -20,21 +20,28 @@ Load = Callable[[Weight], Array]  # dequantized, numpy order: [n_out, n_in] or [
 
 
 class Step:
-    """What ops need to know beside their inputs: token ids, positions and keys and values so far.
+    """What ops need to know beside their inputs: token ids, positions, and what the sequence left
+    in its caches.
 
-    ``keys``/``values`` are [n_past + n_tokens, n_kv_heads, head_dim] when an attention op runs on
-    its own; in ``run`` they are the op's own k and v, for a sequence from position 0.
+    Keys and values of an attention op are its own inputs, which hold all tokens from position 0.
+    ``state`` is where a recurrent op starts from; None: at the beginning of a sequence.
     """
 
-    def __init__(self, tokens: NDArray[np.integer[Any]], positions: NDArray[np.integer[Any]],
-                 load: Load, out_rows: NDArray[np.integer[Any]] | None = None) -> None:  # fmt: skip
-        self.tokens, self.positions, self.load = tokens, positions, load
+    def __init__(
+        self, tokens: NDArray[np.integer[Any]], positions: NDArray[np.integer[Any]], load: Load,
+        out_rows: NDArray[np.integer[Any]] | None = None, n_ctx: int | None = None,
+        state: Array | None = None,
+    ) -> None:  # fmt: skip
+        self.tokens, self.positions, self.load, self.state = tokens, positions, load, state
         self.out_rows = np.arange(len(tokens)) if out_rows is None else out_rows
+        self.n_ctx = n_ctx or int(positions.max()) + 1
 
 
-def run(graph: Graph, tokens: NDArray[np.integer[Any]], load: Load) -> Array:
-    """Logits [n_tokens, n_vocab] of one sequence from position 0."""
-    step = Step(tokens, np.arange(len(tokens)), load)
+def run(
+    graph: Graph, tokens: NDArray[np.integer[Any]], load: Load, n_ctx: int | None = None
+) -> Array:
+    """Logits [n_tokens, n_vocab] of one sequence from position 0; ``n_ctx``: see RopeTable."""
+    step = Step(tokens, np.arange(len(tokens)), load, n_ctx=n_ctx)
     values: dict[Tensor, Array] = {}
     for op in graph.ops:
         values[op.output] = evaluate(op, [values[x] for x in op.inputs], step)
@@ -56,11 +63,46 @@ def _select(op: Op, inputs: list[Array], step: Step) -> Array:
     return rows
 
 
+def _slice(op: Op, inputs: list[Array], step: Step) -> Array:
+    a, x = op.attrs, inputs[0]
+    runs = x.reshape(len(x), -1, a["run"])[..., a["start"] : a["start"] + a["n"]]
+    return runs.reshape(len(x), -1)
+
+
+def _join(op: Op, inputs: list[Array], step: Step) -> Array:
+    n, heads = len(inputs[0]), op.attrs["n_heads"]
+    x, y = (v.reshape(n, -1, op.attrs[k]) for v, k in zip(inputs, ("n_x", "n_y"), strict=True))
+    y = np.broadcast_to(y, (n, heads, y.shape[-1]))
+    return np.concatenate([x, y], axis=-1).reshape(n, -1)
+
+
 def _rms_norm(op: Op, inputs: list[Array], step: Step) -> Array:
-    weight = step.load(op.weights["weight"])
-    x = inputs[0].reshape(len(inputs[0]), -1, len(weight))
+    x, weight = _runs(op, inputs[0], step)
     mean = np.mean(x * x, axis=-1, keepdims=True)
     y: Array = x / np.sqrt(mean + np.float32(op.attrs["eps"])) * weight
+    return y.reshape(inputs[0].shape)
+
+
+def _layer_norm(op: Op, inputs: list[Array], step: Step) -> Array:
+    x, weight = _runs(op, inputs[0], step)
+    x = x - np.mean(x, axis=-1, keepdims=True)
+    mean = np.mean(x * x, axis=-1, keepdims=True)
+    y: Array = x / np.sqrt(mean + np.float32(op.attrs["eps"])) * weight
+    if "bias" in op.weights:
+        y = y + step.load(op.weights["bias"])
+    return y.reshape(inputs[0].shape)
+
+
+def _runs(op: Op, x: Array, step: Step) -> tuple[Array, Array]:
+    """x by runs [n, runs, weight.n_in], and the weight."""
+    weight = op.weights["weight"]
+    return x.reshape(len(x), -1, weight.n_in), step.load(weight)
+
+
+def _l2_norm(op: Op, inputs: list[Array], step: Step) -> Array:
+    x = inputs[0].reshape(len(inputs[0]), -1, op.attrs["n"])
+    total = np.sum(x * x, axis=-1, keepdims=True)
+    y: Array = x / np.sqrt(total + np.float32(op.attrs["eps"]))
     return y.reshape(inputs[0].shape)
 
 
@@ -69,10 +111,22 @@ def _linear(op: Op, inputs: list[Array], step: Step) -> Array:
     return y + step.load(op.weights["bias"]) if "bias" in op.weights else y
 
 
+def _head_linear(op: Op, inputs: list[Array], step: Step) -> Array:
+    weight = op.weights["weight"]
+    matrices = step.load(weight).reshape(-1, weight.n_out, weight.n_in)
+    x = inputs[0].reshape(len(inputs[0]), -1, weight.n_in)
+    y: Array = np.einsum("nhi,hoi->nho", x, matrices)
+    return y.reshape(len(x), -1)
+
+
+def _position_rows(op: Op, inputs: list[Array], step: Step) -> Array:
+    rows: Array = step.load(op.weights["table"])[step.positions]
+    return rows
+
+
 def _rope(op: Op, inputs: list[Array], step: Step) -> Array:
     rope, head_dim = op.attrs["rope"], op.attrs["head_dim"]
-    factors = step.load(rope.factors) if rope.factors is not None else None
-    table = RopeTable(rope, factors, int(step.positions.max()) + 1)
+    table = RopeTable(rope, step.load, step.n_ctx)
     table.fill(int(step.positions.max()) + 1)
     rows = table.rows[step.positions][:, None]  # [n, 1, 2 * dim]
     x = inputs[0].reshape(len(inputs[0]), -1, head_dim)
@@ -86,23 +140,89 @@ def _rope(op: Op, inputs: list[Array], step: Step) -> Array:
     return y.reshape(inputs[0].shape)
 
 
+def _temper(op: Op, inputs: list[Array], step: Step) -> Array:
+    factors = temperatures(step.positions, op.attrs["scale"], op.attrs["length"])
+    scaled: Array = inputs[0] * factors[:, None]
+    return scaled
+
+
+def temperatures(positions: NDArray[np.integer[Any]], scale: float, length: int) -> Array:
+    """The factors of temper by position."""
+    factors: Array = (1 + scale * np.log1p(positions // length)).astype(np.float32)
+    return factors
+
+
 def _attention(op: Op, inputs: list[Array], step: Step) -> Array:
     a = op.attrs
-    n, heads, kv_heads, dim = len(inputs[0]), a["n_heads"], a["n_kv_heads"], a["head_dim"]
-    q = inputs[0].reshape(n, heads, dim)
-    k, v = (x.reshape(-1, kv_heads, dim) for x in inputs[1:])
+    n, heads, kv_heads = len(inputs[0]), a["n_heads"], a["n_kv_heads"]
+    q = inputs[0].reshape(n, heads, a["head_dim"])
+    k, v = (x.reshape(len(x), kv_heads, -1) for x in inputs[1:])
     queries, keys = step.positions[:, None], np.arange(len(k))[None, :]
-    hidden = keys > queries
+    hidden = (keys > queries) if a["causal"] else np.zeros((n, len(k)), bool)
     if a["window"] is not None:
-        hidden |= keys <= queries - a["window"]
-    out = np.empty_like(q)
+        hidden = hidden | (keys <= queries - a["window"])
+    sinks = step.load(op.weights["sinks"]) if "sinks" in op.weights else None
+    out = np.empty((n, heads, a["v_dim"]), np.float32)
     for h in range(heads):
         scores = q[:, h] @ k[:, h * kv_heads // heads].T * np.float32(a["scale"])
+        if a["softcap"] is not None:
+            scores = np.float32(a["softcap"]) * np.tanh(scores / np.float32(a["softcap"]))
         scores[hidden] = -np.inf
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        out[:, h] = weights @ v[:, h * kv_heads // heads]
-    return out.reshape(n, heads * dim)
+        top = scores.max(axis=-1, keepdims=True)
+        if sinks is not None:
+            top = np.maximum(top, sinks[h])
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=-1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sinks[h] - top)
+        out[:, h] = weights / total @ v[:, h * kv_heads // heads]
+    return out.reshape(n, -1)
+
+
+def _conv1d(op: Op, inputs: list[Array], step: Step) -> Array:
+    taps = step.load(op.weights["weight"]).T  # [n_taps, channels]
+    past = np.zeros((len(taps) - 1, inputs[0].shape[1]), np.float32)
+    x = np.concatenate([past if step.state is None else step.state, inputs[0]])
+    n = len(inputs[0])
+    out: Array = x[:n] * taps[0]
+    for i in range(1, len(taps)):
+        out = out + x[i : i + n] * taps[i]
+    return out
+
+
+def _delta_rule(op: Op, inputs: list[Array], step: Step) -> Array:
+    k_heads, heads = op.attrs["n_k_heads"], op.attrs["n_v_heads"]
+    n, d_k = len(inputs[0]), inputs[0].shape[1] // k_heads
+    of_head = np.arange(heads) % k_heads
+    q, k = (x.reshape(n, k_heads, d_k)[:, of_head] for x in inputs[:2])
+    v = inputs[2].reshape(n, heads, -1)
+    decay, beta = np.exp(inputs[3]), inputs[4]
+    fresh = np.zeros((heads, d_k, v.shape[-1]), np.float32)
+    state = fresh if step.state is None else step.state.reshape(fresh.shape)
+    out = np.empty_like(v)
+    for t in range(n):
+        state = state * decay[t, :, None, None]
+        change = beta[t, :, None] * (v[t] - np.einsum("hi,hij->hj", k[t], state))
+        state = state + k[t, :, :, None] * change[:, None, :]
+        out[t] = np.einsum("hi,hij->hj", q[t], state) * np.float32(d_k**-0.5)
+    return out.reshape(n, -1)
+
+
+def _add_vector(op: Op, inputs: list[Array], step: Step) -> Array:
+    return inputs[0] + _first_row(op, step)
+
+
+def _mul_vector(op: Op, inputs: list[Array], step: Step) -> Array:
+    return inputs[0] * _first_row(op, step)
+
+
+def _first_row(op: Op, step: Step) -> Array:
+    row: Array = np.atleast_2d(step.load(op.weights["vector"]))[0]
+    return row
+
+
+def _mul(op: Op, inputs: list[Array], step: Step) -> Array:
+    return inputs[0] * inputs[1]
 
 
 def _add(op: Op, inputs: list[Array], step: Step) -> Array:
@@ -114,27 +234,84 @@ def _scale(op: Op, inputs: list[Array], step: Step) -> Array:
     return scaled
 
 
+def _softcap(op: Op, inputs: list[Array], step: Step) -> Array:
+    cap = np.float32(op.attrs["cap"])
+    capped: Array = cap * np.tanh(inputs[0] / cap)
+    return capped
+
+
+def sigmoid(x: Array) -> Array:
+    y: Array = np.float32(1) / (np.float32(1) + np.exp(-x))
+    return y
+
+
+def _sigmoid(op: Op, inputs: list[Array], step: Step) -> Array:
+    return sigmoid(inputs[0])
+
+
+def _softplus(op: Op, inputs: list[Array], step: Step) -> Array:
+    y: Array = np.logaddexp(inputs[0], np.float32(0))
+    return y
+
+
+def _silu(op: Op, inputs: list[Array], step: Step) -> Array:
+    return inputs[0] * sigmoid(inputs[0])
+
+
+def gelu(x: Array) -> Array:
+    """In float16 on both sides between -10 and 10, as ggml's table has it: models are compared
+    with logits that went through it, and without it differ by an NMSE of 1.5e-8."""
+    half = x.astype(np.float16).astype(np.float32)
+    inner = np.float32(0.7978845608028654) * half * (1 + np.float32(0.044715) * half * half)
+    y = np.float32(0.5) * half * (1 + np.tanh(inner))
+    rounded = y.astype(np.float16).astype(np.float32)
+    gated: Array = np.where(x <= -10, np.float32(0), np.where(x >= 10, x, rounded))
+    return gated
+
+
+def _gelu(op: Op, inputs: list[Array], step: Step) -> Array:
+    return gelu(inputs[0])
+
+
 def _swiglu(op: Op, inputs: list[Array], step: Step) -> Array:
     gate, up = inputs
-    product: Array = gate / (1 + np.exp(-gate)) * up
-    return product
+    return gate * sigmoid(gate) * up
 
 
 def _geglu(op: Op, inputs: list[Array], step: Step) -> Array:
     gate, up = inputs
-    inner = np.float32(0.7978845608028654) * gate * (1 + np.float32(0.044715) * gate * gate)
-    product: Array = np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
-    return product
+    return gelu(gate) * up
+
+
+def _swiglu_clamped(op: Op, inputs: list[Array], step: Step) -> Array:
+    gate = np.minimum(inputs[0], np.float32(7))
+    up = np.clip(inputs[1], np.float32(-7), np.float32(7))
+    return gate * sigmoid(np.float32(1.702) * gate) * (up + 1)
 
 
 def _moe_route(op: Op, inputs: list[Array], step: Step) -> Array:
-    n_used = op.attrs["n_used"]
-    shifted = np.exp(inputs[0] - inputs[0].max(axis=-1, keepdims=True))
-    shares = shifted / shifted.sum(axis=-1, keepdims=True)
-    ids = np.argsort(-inputs[0], axis=-1, kind="stable")[:, :n_used]
+    a, logits = op.attrs, inputs[0]
+    n_used = a["n_used"]
+    if a["gating"] == "sigmoid":
+        shares = sigmoid(logits)
+    else:
+        shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+    ranked = shares + step.load(op.weights["bias"]) if "bias" in op.weights else shares
+    if a["n_groups"] > 1:
+        groups = np.sort(ranked.reshape(len(ranked), a["n_groups"], -1), axis=-1)
+        score = groups[..., -2:].sum(-1) if "bias" in op.weights else groups[..., -1]
+        best = np.argsort(-score, axis=-1, kind="stable")[:, : a["n_groups_used"]]
+        taken = np.zeros(score.shape, bool)
+        np.put_along_axis(taken, best, True, axis=-1)
+        ranked = np.where(np.repeat(taken, groups.shape[-1], axis=-1), ranked, -np.inf)
+    elif "bias" not in op.weights and a["gating"] == "softmax":
+        ranked = logits  # the same order, without what rounding ties
+    ids = np.argsort(-ranked, axis=-1, kind="stable")[:, :n_used]
     weights = np.take_along_axis(shares, ids, axis=-1)
-    if op.attrs["normalize"]:
+    if a["normalize"]:
         weights = weights / weights.sum(axis=-1, keepdims=True)
+    weights = weights * np.float32(a["scale"])
     return np.concatenate([ids.astype(np.float32), weights], axis=1)
 
 
@@ -147,6 +324,8 @@ def _moe_linear(op: Op, inputs: list[Array], step: Step) -> Array:
     for i, ids in enumerate(route[:, :n_used].astype(int)):
         for rank, expert in enumerate(ids):
             out[i, rank] = experts[expert] @ x[i, rank]
+            if "bias" in op.weights:
+                out[i, rank] += step.load(op.weights["bias"])[expert]
     return out.reshape(len(x), -1)
 
 
@@ -163,14 +342,33 @@ def _moe_sum(op: Op, inputs: list[Array], step: Step) -> Array:
 OPS: dict[str, Callable[[Op, list[Array], Step], Array]] = {
     "embed": _embed,
     "select": _select,
+    "slice": _slice,
+    "join": _join,
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "l2_norm": _l2_norm,
     "linear": _linear,
+    "head_linear": _head_linear,
+    "position_rows": _position_rows,
     "rope": _rope,
+    "temper": _temper,
     "attention": _attention,
+    "conv1d": _conv1d,
+    "delta_rule": _delta_rule,
     "add": _add,
+    "add_vector": _add_vector,
+    "mul": _mul,
+    "mul_row": _mul,
+    "mul_vector": _mul_vector,
     "scale": _scale,
+    "softcap": _softcap,
+    "sigmoid": _sigmoid,
+    "softplus": _softplus,
+    "silu": _silu,
+    "gelu": _gelu,
     "swiglu": _swiglu,
     "geglu": _geglu,
+    "swiglu_clamped": _swiglu_clamped,
     "moe_route": _moe_route,
     "moe_linear": _moe_linear,
     "moe_sum": _moe_sum,

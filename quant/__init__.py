@@ -2,6 +2,9 @@
 
 from edgellm.quant.block import QuantType
 from edgellm.quant.floats import BF16, F16, F32
+from edgellm.quant.iq1 import IQ1_M, IQ1_S
+from edgellm.quant.iq2 import IQ2_S, IQ2_XS, IQ2_XXS
+from edgellm.quant.iq3 import IQ3_S, IQ3_XXS
 from edgellm.quant.iq4_nl import IQ4_NL
 from edgellm.quant.iq4_xs import IQ4_XS
 from edgellm.quant.mxfp4 import MXFP4
@@ -15,6 +18,7 @@ from edgellm.quant.q5_1 import Q5_1
 from edgellm.quant.q5_k import Q5_K
 from edgellm.quant.q6_k import Q6_K
 from edgellm.quant.q8_0 import Q8_0
+from edgellm.quant.tq import TQ1_0, TQ2_0
 
 __all__ = ["TYPES", "QuantType", "UnsupportedType", "by_name"]
 
@@ -37,6 +41,15 @@ TYPES: dict[int, QuantType] = {
         IQ4_NL(),
         IQ4_XS(),
         MXFP4(),
+        IQ3_S(),
+        IQ3_XXS(),
+        IQ2_S(),
+        IQ2_XS(),
+        IQ2_XXS(),
+        IQ1_M(),
+        IQ1_S(),
+        TQ1_0(),
+        TQ2_0(),
     )
 }
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.quant.grids import Grid
+
 # A vector of n lanes (u8, i8 or f32) for each block. An ndarray [n_blocks, n] here, a traced value
 # in a compiler. One lane broadcasts against n. u8 arithmetic wraps modulo 256 and >> is logical.
 # Float operations are rounded one by one to float32: nothing is fused or reassociated.
@@ -40,6 +42,16 @@ class Block(Protocol):
     def lookup(self, table: tuple[int, ...], codes: Value) -> Value:
         """i8 lanes table[code]; codes are below len(table), which is 16 for every known type."""
 
+    def entries(self, grid: Grid, low: Value, high: Value | None = None) -> Value:
+        """The entries of a codebook whose numbers are low + 256 * high (u8 lanes), one behind the
+        other: u8 lanes. Numbers are below the codebook's length."""
+
+    def join(self, parts: list[Value]) -> Value:
+        """The lanes of all parts, which have one type and number."""
+
+    def half(self, low: Value, high: Value) -> Value:
+        """float32 [1] of the half whose bytes are given, u8 [1] each."""
+
     def e8m0_half(self, offset: int) -> Value:
         """Half of the power of two whose exponent is the byte: 2 ** (byte - 128), as float32."""
 
@@ -67,6 +79,16 @@ class NumpyBlock:
 
     def lookup(self, table: tuple[int, ...], codes: Value) -> Value:
         return np.array(table, np.int8)[codes]
+
+    def entries(self, grid: Grid, low: Value, high: Value | None = None) -> Value:
+        numbers = low.astype(np.intp) if high is None else low + 256 * high.astype(np.intp)
+        return grid.rows[numbers].reshape(len(low), -1)
+
+    def join(self, parts: list[Value]) -> Value:
+        return np.concatenate(parts, axis=1)
+
+    def half(self, low: Value, high: Value) -> Value:
+        return np.concatenate([low, high], axis=1).view("<f2").astype(np.float32)
 
     def e8m0_half(self, offset: int) -> Value:
         # ldexp on float64 and one rounding: 2 ** -128 and 2 ** -127 are float32 subnormals, exact.

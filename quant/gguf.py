@@ -27,6 +27,7 @@ __all__ = ["GGUF", "GGUFError", "TensorInfo"]
 D = TypeVar("D")
 SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_PARTS = 1024
+_VALUE_TYPES = {int: 11, float: 12, bool: 7, str: 8}  # of a value that is given, not read
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,18 @@ class GGUF:
         total = self.integer("split.tensors.count", None)
         if total is not None and len(self.parts) > 1 and total != len(self.tensors):
             self._refuse("split.tensors.count", f"is {total}; the parts hold {len(self.tensors)}")
+
+    def override(self, values: Mapping[str, int | float | bool | str]) -> None:
+        """Take other metadata values than the file's, in memory; GGUFError where a key has a value
+        of another kind."""
+        entries = dict(self.entries)
+        for key, value in values.items():
+            old = self.metadata.get(key, value)
+            numbers = [isinstance(v, int | float) and not isinstance(v, bool) for v in (old, value)]
+            if type(old) is not type(value) and not all(numbers):
+                self._refuse(key, f"cannot become {value!r}: it is of another kind")
+            entries[key] = entries.get(key, Entry(_VALUE_TYPES[type(value)], None, 0))
+        self.metadata, self.entries = {**self.metadata, **values}, entries
 
     @property
     def n_bytes(self) -> int:

@@ -6,10 +6,11 @@ The cache of a layer is a pool of blocks of ``BLOCK`` tokens. A block of keys is
 
 Attention works in *pieces* of ``PIECE`` positions that start at absolute multiples of it. Each is
 reduced from scratch with its own maximum, and pieces are merged by one function in ascending
-order, so a token's result does not depend on how work was split (architecture, rule 6). An *item*
-is a few tokens of one sequence, one key-value head and a run of pieces:
+order, so a token's result does not depend on how work was split (architecture, rule 6). A *unit*
+are a few query heads that share a key-value head. An *item* is a few tokens of one sequence, one
+unit and a run of pieces:
 
-    int64: first row | tokens | kv head | first piece | end piece | partial slot or -1 |
+    int64: first row | tokens | unit | first piece | end piece | partial slot or -1 |
            block table row | 1 to begin with the sinks
 
 With a slot the item is one token and one piece and leaves its state for ``merge``; without one
@@ -40,16 +41,30 @@ class AttentionShape:
 
     n_heads: int
     n_kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
+    v_dim: int
     scale: float
     window: int | None
     kv_bytes: int  # 2: float16, 4: float32
     sinks: int = 0  # at most BLOCK; with a window
+    softcap: float | None = None
+    has_scores: bool = False  # a learned score for each head takes its share of the softmax
+    causal: bool = True
+
+    @property
+    def n_parts(self) -> int:
+        """Units of a key-value head: code is unrolled over a unit's heads, eight at most."""
+        shared = self.n_heads // self.n_kv_heads
+        return next(p for p in range(1, shared + 1) if shared % p == 0 and shared // p <= 8)
+
+    @property
+    def n_units(self) -> int:
+        return self.n_kv_heads * self.n_parts
 
     @property
     def group(self) -> int:
-        """Query heads that share a key-value head."""
-        return self.n_heads // self.n_kv_heads
+        """Query heads of a unit."""
+        return self.n_heads // self.n_units
 
     @property
     def tile_tokens(self) -> int:
@@ -58,24 +73,36 @@ class AttentionShape:
 
     @property
     def name(self) -> str:
-        window = "" if self.window is None else f"_w{self.window}_s{self.sinks}"
-        scale = float(self.scale).hex().replace(".", "_").replace("-", "m").replace("+", "")
-        return (
-            f"{self.n_heads}_{self.n_kv_heads}_{self.head_dim}_f{8 * self.kv_bytes}{window}_{scale}"
-        )
+        """Everything kernels close over."""
+        words = [self.n_heads, self.n_kv_heads, self.head_dim, self.v_dim, f"f{8 * self.kv_bytes}"]
+        if self.window is not None:
+            words += [f"w{self.window}", f"s{self.sinks}"]
+        words += [_spelled(self.scale)]
+        if self.softcap is not None:
+            words += ["cap", _spelled(self.softcap)]
+        words += ["scores"] * self.has_scores + ["whole"] * (not self.causal)
+        return "_".join(str(word) for word in words)
 
-    def block_bytes(self) -> int:
-        """Bytes of a block of keys, or of values, of one layer."""
+    def key_block_bytes(self) -> int:
+        """Bytes of a block of keys of one layer."""
         return self.n_kv_heads * self.head_dim * BLOCK * self.kv_bytes
+
+    def value_block_bytes(self) -> int:
+        return self.n_kv_heads * self.v_dim * BLOCK * self.kv_bytes
 
     def partial_bytes(self) -> int:
         """State of one query head in one piece: output, then maximum and sum in every lane."""
-        return 4 * (self.head_dim + 32)
+        return 4 * (self.v_dim + 32)
 
     def scratch_bytes(self) -> int:
         """Of a thread: scores, outputs and running state of a tile's query rows."""
         rows = self.tile_tokens * self.group
-        return rows * 4 * (PIECE + self.head_dim + 64) + 64
+        return rows * 4 * (PIECE + self.v_dim + 64) + 64
+
+
+def _spelled(number: float) -> str:
+    """A float as part of a file name."""
+    return float(number).hex().replace(".", "_").replace("-", "m").replace("+", "")
 
 
 def _store_kv(e: Emitter, value: Value, address: Value, kv_bytes: int) -> None:
@@ -88,22 +115,22 @@ def _load_kv(e: Emitter, address: Value, kv_bytes: int) -> Value:
 
 def make_kv_store(shape: AttentionShape) -> EmitKernel:
     """Over tokens. 0 k, 1 k row bytes, 2 v, 3 v row bytes, 4 slots, 5 keys, 6 values."""
-    dim, size = shape.head_dim, shape.kv_bytes
+    dim, v_dim, size = shape.head_dim, shape.v_dim, shape.kv_bytes
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
         k, k_bytes, v, v_bytes, slots, keys, values = e.arguments(args, 7)
         with e.loop(hi, lo) as row, e.loop(shape.n_kv_heads) as head:
             slot = e.load(I64, slots + row * 8)
-            block, place = slot // BLOCK, slot % BLOCK
-            at = (block * shape.n_kv_heads + head) * (dim * BLOCK * size)
-            key_at, value_at = keys + at + place * size, values + at + place * (dim * size)
+            place, number = slot % BLOCK, slot // BLOCK * shape.n_kv_heads + head
+            key_at = keys + number * (dim * BLOCK * size) + place * size
+            value_at = values + number * (v_dim * BLOCK * size) + place * (v_dim * size)
             for i in range(0, dim, e.lanes):
-                source = head * (4 * dim) + 4 * i
-                x = e.f32(k + row * k_bytes + source)
+                x = e.f32(k + row * k_bytes + head * (4 * dim) + 4 * i)
                 x = e.to_f16(x) if size == 2 else x
                 for lane in range(e.lanes):
                     e.store(x[lane], key_at + (i + lane) * BLOCK * size)
-                y = e.f32(v + row * v_bytes + source)
+            for i in range(0, v_dim, e.lanes):
+                y = e.f32(v + row * v_bytes + head * (4 * v_dim) + 4 * i)
                 _store_kv(e, y, value_at + i * size, size)
 
     return emit
@@ -118,13 +145,22 @@ def _merge(
     return new_top, e.fma(piece_total, new, total * old), old, new
 
 
+def _beginning(e: Emitter, shape: AttentionShape, learned: Value) -> tuple[Value, Value]:
+    """(maximum, sum) before the first piece: nothing, or a learned score as of a key whose value is
+    zero."""
+    if shape.has_scores:
+        return e.broadcast(F32, learned), e.const(1.0, F32, e.lanes)
+    return e.const(_NOTHING, F32, e.lanes), e.zeros()
+
+
 def make_attention(shape: AttentionShape) -> EmitKernel:
     """Over items. 0 items, 1 q, 2 q row bytes, 3 out, 4 out row bytes, 5 positions, 6 block table,
     7 table row bytes, 8 keys, 9 values, 10 scratch, 11 scratch bytes of a thread, 12 partials,
-    13 q for the sinks (row bytes as q)."""
+    13 q for the sinks (row bytes as q), 14 scores [n_heads] or 0. Positions are the last that each
+    token sees."""
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
-        a = e.arguments(args, 14)
+        a = e.arguments(args, 15)
         scratch = a[10] + tid * a[11]
         with e.loop(hi, lo) as i:
             item = a[0] + i * (8 * ITEM_WORDS)
@@ -150,40 +186,40 @@ class _Item:
         n_tokens: int,
     ) -> None:  # fmt: skip
         self.e, self.shape, self.n_tokens = e, shape, n_tokens
-        self.first, _, self.head, self.begin, self.end, self.slot, table_row, self.sinks = (
+        self.first, _, self.unit, self.begin, self.end, self.slot, table_row, self.sinks = (
             e.load(I64, item + 8 * w) for w in range(ITEM_WORDS)
         )
         (_, q, q_bytes, out, out_bytes, positions, table, table_bytes, keys, values, _, _,
-         self.partials, self.sink_q) = a  # fmt: skip
+         self.partials, self.sink_q, learned) = a  # fmt: skip
         self.plain_q, self.q_bytes = q, q_bytes
         self.n_rows = n_tokens * shape.group
-        dim = shape.head_dim
-        heads = self.head * (shape.group * 4 * dim)
+        dim, v_dim = shape.head_dim, shape.v_dim
+        heads, group = self.unit * shape.group, shape.group
         rows = range(self.n_rows)
         self.q_offsets = [
-            (self.first + r // shape.group) * q_bytes + heads + (r % shape.group) * 4 * dim
-            for r in rows
+            (self.first + r // group) * q_bytes + (heads + r % group) * (4 * dim) for r in rows
         ]
         self.out = [
-            out + (self.first + r // shape.group) * out_bytes + heads + (r % shape.group) * 4 * dim
+            out + (self.first + r // group) * out_bytes + (heads + r % group) * (4 * v_dim)
             for r in rows
         ]
+        self.learned = [learned + (heads + r % group) * 4 for r in rows]
         self.positions = [e.load(I64, positions + (self.first + t) * 8) for t in range(n_tokens)]
         self.table = table + table_row * table_bytes
-        head_bytes = dim * BLOCK * shape.kv_bytes
-        self.head_bytes, self.keys, self.values = head_bytes, keys, values
+        self.kv_head, self.keys, self.values = self.unit // shape.n_parts, keys, values
         self.scores = scratch  # [rows][PIECE]
-        self.outputs = scratch + self.n_rows * PIECE * 4  # [rows][head_dim]
-        self.state = self.outputs + self.n_rows * dim * 4  # [rows]: maximum, sum, two factors
+        self.outputs = scratch + self.n_rows * PIECE * 4  # [rows][v_dim]
+        self.state = self.outputs + self.n_rows * v_dim * 4  # [rows]: maximum, sum, two factors
 
     def _state(self, row: int, k: int) -> Value:
         return self.state + (row * 256 + 64 * k)
 
     def emit(self) -> None:
-        e, dim = self.e, self.shape.head_dim
+        e, dim = self.e, self.shape.v_dim
         for r in range(self.n_rows):
-            e.store(e.const(_NOTHING, F32, e.lanes), self._state(r, 0))
-            e.store(e.zeros(), self._state(r, 1))
+            top, total = _beginning(e, self.shape, self.learned[r])
+            e.store(top, self._state(r, 0))
+            e.store(total, self._state(r, 1))
             for i in range(0, dim, e.lanes):
                 e.store(e.zeros(), self.outputs + 4 * (r * dim + i))
         with e.loop(self.end, self.begin - self.sinks if self.shape.sinks else self.begin) as piece:
@@ -225,14 +261,14 @@ class _Item:
         newest = self._of_sinks(e.minimum(e.const(shape.sinks - 1), oldest), position)
         return newest, self._of_sinks(e.const(-1), oldest)
 
-    def _block(self, base: Value, blocks: Value, b: Value) -> Value:
-        number = self.e.load(I32, blocks + b * 4).i64()
-        return base + (number * self.shape.n_kv_heads + self.head) * self.head_bytes
+    def _block(self, base: Value, dim: int, blocks: Value, b: Value) -> Value:
+        number = self.e.load(I32, blocks + b * 4).i64() * self.shape.n_kv_heads + self.kv_head
+        return base + number * (dim * BLOCK * self.shape.kv_bytes)
 
     def _scores(self, b: Value, blocks: Value, first_key: Value) -> None:
         """Scaled and masked scores of all rows against one block of keys."""
         e, shape = self.e, self.shape
-        keys = self._block(self.keys, blocks, b)
+        keys = self._block(self.keys, shape.head_dim, blocks, b)
         parts = range(BLOCK // e.lanes)
         key = [
             (first_key.i32().splat(e.lanes) + e.constants(I32, list(range(p, p + e.lanes))))
@@ -256,7 +292,9 @@ class _Item:
                     seen = key[p] <= newest.i32().splat(e.lanes)
                     if too_old is not None:
                         seen = seen & (key[p] > too_old.i32().splat(e.lanes))
-                    score = sums[r, p].get() * shape.scale
+                    score = sums[r, p].get() * (shape.scale / (shape.softcap or 1.0))
+                    if shape.softcap is not None:
+                        score = e.tanh(score) * shape.softcap
                     hidden = e.const(float("-inf"), F32, e.lanes)
                     at = self.scores + b * (4 * BLOCK) + (r * PIECE + e.lanes * p) * 4
                     e.store(e.select(seen, score, hidden), at)
@@ -277,8 +315,8 @@ class _Item:
         piece_total = e.sum(total.get())
         with e.when(self.slot >= 0):
             partial = self._partial(r)
-            e.store(piece_top, partial + 4 * self.shape.head_dim)
-            e.store(piece_total, partial + 4 * self.shape.head_dim + 64)
+            e.store(piece_top, partial + 4 * self.shape.v_dim)
+            e.store(piece_total, partial + 4 * self.shape.v_dim + 64)
         merged = _merge(
             e, e.f32(self._state(r, 0)), e.f32(self._state(r, 1)), piece_top, piece_total
         )
@@ -291,7 +329,7 @@ class _Item:
     def _outputs(self, n_blocks: Value, blocks: Value) -> None:
         """Add the piece's weighted values to the outputs, or leave them for merge."""
         e, shape = self.e, self.shape
-        dim, size = shape.head_dim, shape.kv_bytes
+        dim, size = shape.v_dim, shape.kv_bytes
         n_vectors = min(4, dim // e.lanes)
         at_once = max(1, (e.target.registers - 6) // n_vectors)
         for start in range(0, self.n_rows, at_once):
@@ -300,7 +338,7 @@ class _Item:
                 columns = range(first, min(dim, first + n_vectors * e.lanes), e.lanes)
                 sums = {(r, c): e.var(e.zeros()) for r in rows for c in columns}
                 with e.loop(n_blocks) as b:
-                    values = self._block(self.values, blocks, b)
+                    values = self._block(self.values, dim, blocks, b)
                     with e.loop(BLOCK) as t:
                         line = values + t * (dim * size)
                         part = {c: _load_kv(e, line + c * size, size) for c in columns}
@@ -321,16 +359,16 @@ class _Item:
 
 def make_merge(shape: AttentionShape) -> EmitKernel:
     """Over tokens: the pieces of tokens that were split, in ascending order. 0 out, 1 out row
-    bytes, 2 (first partial slot, pieces) of each token, 3 partials. Slots are [kv head][piece]."""
-    dim, group = shape.head_dim, shape.group
+    bytes, 2 (first partial slot, pieces) of each token, 3 partials, 4 scores [n_heads] or 0. Slots
+    are [unit][piece]."""
+    dim, group = shape.v_dim, shape.group
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
-        out, out_bytes, splits, partials = e.arguments(args, 4)
+        out, out_bytes, splits, partials, learned = e.arguments(args, 5)
         with e.loop(hi, lo) as token:
             first, n = e.load(I64, splits + token * 16), e.load(I64, splits + token * 16 + 8)
             with e.when(n > 0), e.loop(shape.n_heads) as head:
-                top = e.var(e.const(_NOTHING, F32, e.lanes))
-                total = e.var(e.zeros())
+                top, total = map(e.var, _beginning(e, shape, learned + head * 4))
                 columns = range(0, dim, e.lanes)
                 sums = {c: e.var(e.zeros()) for c in columns}
                 with e.loop(n) as i:

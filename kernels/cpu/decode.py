@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from edgellm.kernels.cpu.vector import F32, I8, I16, I32, Emitter, Value
 from edgellm.quant.block import QuantType
+from edgellm.quant.grids import Grid
 
 
 class TracedBlock:
@@ -41,8 +42,42 @@ class TracedBlock:
     def lookup(self, table: tuple[int, ...], codes: Value) -> Value:
         return self.e.lookup(list(table), codes).signed()
 
+    def entries(self, grid: Grid, low: Value, high: Value | None = None) -> Value:
+        e, n = self.e, grid.rows.shape[1]
+        table = e.constant_table(f"grid_{grid.name}", grid.rows.tobytes())
+        numbers = low.unsigned().i64()
+        if high is not None:
+            numbers = numbers + (high.unsigned().i64() << 8)
+        return self.join([e.u8(table + numbers[i] * n, n) for i in range(low.n)])
+
+    def join(self, parts: list[Value]) -> Value:
+        joined = parts[0]
+        for part in parts[1:]:
+            joined = _side_by_side(joined, part)
+        return joined
+
+    def half(self, low: Value, high: Value) -> Value:
+        spare = self.e.stack(2)
+        self.e.store(low, spare)
+        self.e.store(high, spare + 1)
+        return self.e.load_f16(spare)
+
     def e8m0_half(self, offset: int) -> Value:
         return exponent_scale(self.e, self.u8(offset))
+
+
+def _side_by_side(a: Value, b: Value) -> Value:
+    """The lanes of a, then those of b."""
+    n_a, n_b = a.n, b.n
+    wide = max(n_a, n_b, 2)
+    order = [*range(n_a), *range(wide, wide + n_b)]
+    return _padded(a, wide).shuffle(order, _padded(b, wide))
+
+
+def _padded(x: Value, n: int) -> Value:
+    if x.n == n:
+        return x
+    return x.splat(n) if x.n == 1 else x.shuffle([min(i, x.n - 1) for i in range(n)])
 
 
 def exponent_scale(e: Emitter, exponents: Value) -> Value:

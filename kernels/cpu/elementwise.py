@@ -6,7 +6,9 @@ each maker's docstring lists them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from edgellm.kernels.cpu.decode import decode_block
 from edgellm.kernels.cpu.store import EmitKernel
@@ -31,70 +33,126 @@ def make_embed(quant_type: QuantType) -> EmitKernel:
     return emit
 
 
-def make_rms_norm() -> EmitKernel:
-    """0 x, 1 x row bytes, 2 weight, 3 out, 4 out row bytes, 5 runs in a row, 6 elements in a run,
-    7 eps (float32 bits)."""
+@dataclass(frozen=True)
+class Map:
+    """An elementwise function of ``n_inputs`` vectors and ``n_constants`` numbers."""
+
+    function: Callable[..., Value]
+    n_inputs: int = 1
+    n_constants: int = 0
+
+
+def _sigmoid(e: Emitter, x: Value) -> Value:
+    return 1.0 / (e.exp(-x) + 1.0)
+
+
+def _silu(e: Emitter, x: Value) -> Value:
+    return x / (e.exp(-x) + 1.0)
+
+
+def _gelu(e: Emitter, x: Value) -> Value:
+    inner = x * 0.7978845608028654 * (x * x * 0.044715 + 1.0)
+    return x * 0.5 * (e.tanh(inner) + 1.0)
+
+
+def _softplus(e: Emitter, x: Value) -> Value:
+    """max(x, 0) + log1p(exp(-|x|)), which neither overflows nor cancels."""
+    return e.maximum(x, x * 0.0) + e.log1p(e.exp(-e.abs(x)))
+
+
+def _swiglu_clamped(e: Emitter, gate: Value, up: Value) -> Value:
+    gate = e.select(gate > 7.0, e.const(7.0, F32, gate.n), gate)
+    up = e.select(up > 7.0, e.const(7.0, F32, up.n), up)
+    up = e.select(up < -7.0, e.const(-7.0, F32, up.n), up)
+    return gate / (e.exp(gate * -1.702) + 1.0) * (up + 1.0)
+
+
+MAPS = {
+    "add": Map(lambda e, x, y: x + y, 2),
+    "mul": Map(lambda e, x, y: x * y, 2),
+    "scale": Map(lambda e, x, factor: x * factor, 1, 1),
+    "softcap": Map(lambda e, x, cap: e.tanh(x / cap) * cap, 1, 1),
+    "sigmoid": Map(_sigmoid),
+    "softplus": Map(_softplus),
+    "silu": Map(_silu),
+    "gelu": Map(_gelu),
+    "swiglu": Map(lambda e, gate, up: _silu(e, gate) * up, 2),
+    "geglu": Map(lambda e, gate, up: _gelu(e, gate) * up, 2),
+    "swiglu_clamped": Map(_swiglu_clamped, 2),
+}
+
+
+def make_map(name: str) -> EmitKernel:
+    """For each input: address, row bytes (0: one row for all); then out, out row bytes, elements;
+    then constants (float32 bits)."""
+    of = MAPS[name]
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
-        x, x_bytes, weight, out, out_bytes, n_runs, n = e.arguments(args, 7)
-        eps = e.load(F32, args + 56)
-        with e.loop(hi, lo) as row, e.loop(n_runs) as run:
-            source, target = x + row * x_bytes + run * n * 4, out + row * out_bytes + run * n * 4
-            squares = e.var(e.zeros())
-            with e.loop(n, step=e.lanes) as i:
-                v = e.f32(source + i * 4)
-                squares.set(e.fma(v, v, squares.get()))
-            mean = e.sum(squares.get())[0] / n.f32()
-            factor = (1.0 / e.sqrt(mean + eps)).splat(e.lanes)
-            with e.loop(n, step=e.lanes) as i:
-                v = e.f32(source + i * 4) * factor * e.f32(weight + i * 4)
-                e.store(v, target + i * 4)
-
-    return emit
-
-
-def _make_map(function: Callable[[Emitter, list[Value]], Value], n_inputs: int) -> EmitKernel:
-    """Elementwise. For each input: address, row bytes; then out, out row bytes, elements."""
-
-    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
-        a = e.arguments(args, 2 * n_inputs + 3)
+        a = e.arguments(args, 2 * of.n_inputs + 3)
         out, out_bytes, n = a[-3:]
+        constants = [e.load(F32, args + 8 * (len(a) + k)) for k in range(of.n_constants)]
         with e.loop(hi, lo) as row:
-            rows = [a[2 * k] + row * a[2 * k + 1] for k in range(n_inputs)]
+            rows = [a[2 * k] + row * a[2 * k + 1] for k in range(of.n_inputs)]
             target = out + row * out_bytes
             with e.loop(n, step=e.lanes) as i:
-                e.store(function(e, [e.f32(r + i * 4) for r in rows]), target + i * 4)
+                e.store(of.function(e, *(e.f32(r + i * 4) for r in rows), *constants),
+                        target + i * 4)  # fmt: skip
 
     return emit
 
 
-def make_add() -> EmitKernel:
-    return _make_map(lambda e, v: v[0] + v[1], 2)
+def make_row_factor(by_position: bool) -> EmitKernel:
+    """Each row times a factor: the first element of a row of y, or one of a table by position.
+    0 x, 1 x row bytes, 2 y or table, 3 y row bytes or positions, 4 out, 5 out row bytes,
+    6 elements."""
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        x, x_bytes, y, y_bytes, out, out_bytes, n = e.arguments(args, 7)
+        with e.loop(hi, lo) as row:
+            at = e.load(I64, y_bytes + row * 8) * 4 if by_position else row * y_bytes
+            factor = e.broadcast(F32, y + at)
+            source, target = x + row * x_bytes, out + row * out_bytes
+            with e.loop(n, step=e.lanes) as i:
+                e.store(e.f32(source + i * 4) * factor, target + i * 4)
+
+    return emit
 
 
-def make_scale(factor: float) -> EmitKernel:
-    return _make_map(lambda e, v: v[0] * factor, 1)
+def make_slice(start: int, n: int, run: int) -> EmitKernel:
+    """Part of each run. 0 x, 1 x row bytes, 2 out, 3 out row bytes, 4 runs."""
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        x, x_bytes, out, out_bytes, n_runs = e.arguments(args, 5)
+        width = math.gcd(e.lanes, n)
+        with e.loop(hi, lo) as row, e.loop(n_runs) as r:
+            source = x + row * x_bytes + r * (4 * run) + 4 * start
+            target = out + row * out_bytes + r * (4 * n)
+            with e.loop(n, step=width) as i:
+                e.store(e.f32(source + i * 4, width), target + i * 4)
+
+    return emit
 
 
-def make_swiglu() -> EmitKernel:
-    def swiglu(e: Emitter, v: list[Value]) -> Value:
-        gate, up = v
-        return gate / (e.exp(-gate) + 1.0) * up
+def make_join(n_x: int, n_y: int, is_shared: bool) -> EmitKernel:
+    """Heads of x and y one behind the other. 0 x, 1 x row bytes, 2 y, 3 y row bytes, 4 out,
+    5 out row bytes, 6 heads."""
 
-    return _make_map(swiglu, 2)
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        x, x_bytes, y, y_bytes, out, out_bytes, n_heads = e.arguments(args, 7)
+        with e.loop(hi, lo) as row, e.loop(n_heads) as head:
+            target = out + row * out_bytes + head * (4 * (n_x + n_y))
+            first = x + row * x_bytes + head * (4 * n_x)
+            second = y + row * y_bytes + (head * 0 if is_shared else head * (4 * n_y))
+            for source, at, n in ((first, 0, n_x), (second, 4 * n_x, n_y)):
+                width = math.gcd(e.lanes, n)
+                with e.loop(n, step=width) as i:
+                    e.store(e.f32(source + i * 4, width), target + at + i * 4)
 
-
-def make_geglu() -> EmitKernel:
-    def geglu(e: Emitter, v: list[Value]) -> Value:
-        gate, up = v
-        inner = gate * 0.7978845608028654 * (gate * gate * 0.044715 + 1.0)
-        return gate * 0.5 * (e.tanh(inner) + 1.0) * up
-
-    return _make_map(geglu, 2)
+    return emit
 
 
 def make_select() -> EmitKernel:
-    """Copy wanted rows. 0 x, 1 x row bytes, 2 row numbers, 3 out, 4 out row bytes, 5 elements."""
+    """Copy rows by number. 0 x, 1 x row bytes, 2 numbers, 3 out, 4 out row bytes, 5 elements."""
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
         x, x_bytes, numbers, out, out_bytes, n = e.arguments(args, 6)

@@ -7,53 +7,124 @@ back to [token][rank] and are summed in order of rank (architecture, rule 6).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgellm.kernels.cpu.linear import N_ARGUMENTS, Tile, emit_groups
+from edgellm.kernels.cpu.memory import round_up
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.vector import F32, I32, I64, Emitter, Value
 
 
-def make_route(n_experts: int, n_used: int, normalize: bool) -> EmitKernel:
+@dataclass(frozen=True)
+class Routing:
+    """How experts are chosen and weighed: see Graph.moe_route."""
+
+    n_experts: int
+    n_used: int
+    normalize: bool
+    is_sigmoid: bool
+    has_bias: bool
+    n_groups: int = 1
+    n_groups_used: int = 1
+
+    @property
+    def name(self) -> str:
+        flags = "".join("ny"[f] for f in (self.normalize, self.is_sigmoid, self.has_bias))
+        return f"{self.n_experts}_{self.n_used}_{flags}_{self.n_groups}_{self.n_groups_used}"
+
+
+def make_route(routing: Routing) -> EmitKernel:
     """Over tokens. 0 logits, 1 their row bytes, 2 route, 3 its row bytes (n_used ids as float32,
-    then n_used weights)."""
+    then n_used weights), 4 bias or 0, 5 scale (float32 bits)."""
+    n_experts, n_used = routing.n_experts, routing.n_used
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
-        logits, logit_bytes, route, route_bytes = e.arguments(args, 4)
-        left = e.stack(4 * n_experts)
+        logits, logit_bytes, route, route_bytes, bias = e.arguments(args, 5)
+        scale = e.load(F32, args + 40)
+        shares = e.stack(4 * round_up(n_experts, 16))  # of all experts
+        left = e.stack(4 * n_experts)  # what they are ranked by, until they are taken
         with e.loop(hi, lo) as token:
             source, target = logits + token * logit_bytes, route + token * route_bytes
-            top = e.var(e.load(F32, source))
+            total = _shares(e, routing, source, shares)
             with e.loop(n_experts) as i:
-                value = e.load(F32, source + i * 4)
-                e.store(value, left + i * 4)
-                top.set(e.maximum(top.get(), value))
-
-            def share(value: Value, top: Value) -> Value:
-                return e.exp((value - top).splat(e.lanes))[0]
-
-            total = e.var(e.const(0.0, F32))
-            if not normalize:
-                with e.loop(n_experts) as i:
-                    value = share(e.load(F32, source + i * 4), top.get())
-                    total.set(total.get() + value)
-            with e.loop(n_used) as rank:
-                best = e.var(e.const(float("-inf"), F32))
-                chosen = e.var(0)
-                with e.loop(n_experts) as i:
-                    value = e.load(F32, left + i * 4)
-                    better = value > best.get()
-                    best.set(e.select(better, value, best.get()))
-                    chosen.set(e.select(better, i, chosen.get()))
-                e.store(e.const(float("-inf"), F32), left + chosen.get() * 4)
-                weight = share(best.get(), top.get())
-                e.store(chosen.get().f32(), target + rank * 4)
-                e.store(weight, target + (rank + n_used) * 4)
-                if normalize:
-                    total.set(total.get() + weight)
-            with e.loop(n_used) as rank:
-                at = target + (rank + n_used) * 4
-                e.store(e.load(F32, at) / total.get(), at)
+                if routing.has_bias or routing.is_sigmoid or routing.n_groups > 1:
+                    rank = e.load(F32, shares + i * 4)
+                    if not routing.is_sigmoid:
+                        rank = rank / total
+                    if routing.has_bias:
+                        rank = rank + e.load(F32, bias + i * 4)
+                else:  # the same order without what rounding ties
+                    rank = e.load(F32, source + i * 4)
+                e.store(rank, left + i * 4)
+            if routing.n_groups > 1:
+                _limit_groups(e, routing, left)
+            chosen_total = e.var(e.const(0.0, F32))
+            with e.loop(n_used) as rank_number:
+                expert, _ = _take_best(e, left, n_experts)
+                share = e.load(F32, shares + expert * 4)
+                e.store(expert.f32(), target + rank_number * 4)
+                e.store(share, target + (rank_number + n_used) * 4)
+                chosen_total.set(chosen_total.get() + share)
+            divisor = chosen_total.get() if routing.normalize else total
+            with e.loop(n_used) as rank_number:
+                at = target + (rank_number + n_used) * 4
+                share = e.load(F32, at)
+                if routing.normalize or not routing.is_sigmoid:
+                    share = share / divisor
+                e.store(share * scale, at)
 
     return emit
+
+
+def _shares(e: Emitter, routing: Routing, logits: Value, shares: Value) -> Value:
+    """Sigmoids, or exponentials whose sum is returned."""
+    n = routing.n_experts
+    top = e.var(e.load(F32, logits))
+    if not routing.is_sigmoid:
+        with e.loop(n) as i:
+            top.set(e.maximum(top.get(), e.load(F32, logits + i * 4)))
+    with e.loop(n, step=e.lanes) as i:  # rows are padded to whole vectors
+        value = e.f32(logits + i * 4)
+        if routing.is_sigmoid:
+            e.store(1.0 / (e.exp(-value) + 1.0), shares + i * 4)
+        else:
+            e.store(e.exp(value - top.get()), shares + i * 4)
+    total = e.var(e.const(0.0, F32))
+    with e.loop(n) as i:
+        total.set(total.get() + e.load(F32, shares + i * 4))
+    return total.get()
+
+
+def _take_best(e: Emitter, values: Value, n: int) -> tuple[Value, Value]:
+    """The first of the largest of n values, and the value; it is taken out."""
+    best, chosen = e.var(e.const(float("-inf"), F32)), e.var(0)
+    with e.loop(n) as i:
+        value = e.load(F32, values + i * 4)
+        better = value > best.get()
+        best.set(e.select(better, value, best.get()))
+        chosen.set(e.select(better, i, chosen.get()))
+    e.store(e.const(float("-inf"), F32), values + chosen.get() * 4)
+    return chosen.get(), best.get()
+
+
+def _limit_groups(e: Emitter, routing: Routing, left: Value) -> None:
+    """Take out the experts of all but the best groups."""
+    n_groups, size = routing.n_groups, routing.n_experts // routing.n_groups
+    scores, spare = e.stack(4 * n_groups), e.stack(4 * size)
+    nothing = e.const(float("-inf"), F32)
+    with e.loop(n_groups) as group:
+        with e.loop(size) as i:
+            e.store(e.load(F32, left + (group * size + i) * 4), spare + i * 4)
+        _, score = _take_best(e, spare, size)
+        if routing.has_bias and size > 1:
+            score = score + _take_best(e, spare, size)[1]
+        e.store(score, scores + group * 4)
+    for _ in range(routing.n_groups_used):
+        _take_best(e, scores, n_groups)
+    with e.loop(n_groups) as group:
+        refused = e.load(F32, scores + group * 4) > nothing
+        with e.when(refused), e.loop(size) as i:
+            e.store(nothing, left + (group * size + i) * 4)
 
 
 def make_group(n_experts: int, n_used: int) -> EmitKernel:
@@ -81,6 +152,21 @@ def make_group(n_experts: int, n_used: int) -> EmitKernel:
             place = e.load(I64, at)
             e.store(place, places + (token * n_used + rank) * 8)
             e.store(place + 1, at)
+
+    return emit
+
+
+def make_head_groups(n_heads: int) -> EmitKernel:
+    """The same for heads with a matrix each: all tokens of head 0, then of head 1 ... (one call).
+    0 address of the number of tokens, 1 first places, 2 places."""
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        count, starts, places = e.arguments(args, 3)
+        n_tokens = e.load(I64, count)
+        with e.loop(n_heads + 1) as head:
+            e.store(head * n_tokens, starts + head * 8)
+        with e.loop(n_tokens) as token, e.loop(n_heads) as head:
+            e.store(head * n_tokens + token, places + (token * n_heads + head) * 8)
 
     return emit
 
@@ -113,17 +199,18 @@ def _copy_pairs(n_used: int, to_places: bool) -> EmitKernel:
 def make_expert_linear(tile: Tile) -> EmitKernel:
     """Over (expert, run of row groups). Arguments 0-10 as every linear kernel, with 1 and 2 the
     grouped activations and outputs, 11 first place of each expert, 12 bytes of an expert's
-    weights, 13 chunks of an expert."""
+    weights, 13 chunks of an expert, 14 bytes of an expert's bias."""
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
-        a = e.arguments(args, N_ARGUMENTS + 3)
+        a = e.arguments(args, N_ARGUMENTS + 4)
         with e.loop(hi, lo) as chunk:
             expert, part = chunk // a[13], chunk % a[13]
             begin = e.load(I64, a[11] + expert * 8)
             n_pairs = e.load(I64, a[11] + expert * 8 + 8) - begin
+            mine = [*a[:6], a[6] + expert * a[14], *a[7:]]
             with e.when(n_pairs > 0):
                 emit_groups(
-                    e, tile, a, part * a[8], e.minimum((part + 1) * a[8], a[7]),
+                    e, tile, mine, part * a[8], e.minimum((part + 1) * a[8], a[7]),
                     a[0] + expert * a[12], a[1] + begin * a[4], a[2] + begin * a[5], n_pairs,
                 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgellm.kernels.cpu.attention import BLOCK, ITEM_WORDS, PIECE, AttentionShape
 from edgellm.kernels.cpu.memory import allocate
+from edgellm.kernels.cpu.recurrent import RUN_WORDS
 from edgellm.kernels.cpu.team import LINE
 
 
@@ -51,24 +52,23 @@ class AttentionGroup:
         # a token is split over pieces only when its sequence brings one token: max_seqs at most
         self.slots = np.zeros(limits.max_tokens, np.int64)
         self.table = np.zeros((limits.max_seqs, -(-limits.n_ctx // BLOCK)), np.int32)
-        n_items = shape.n_kv_heads * (limits.max_tokens + limits.max_seqs * n_pieces)
+        n_items = shape.n_units * (limits.max_tokens + limits.max_seqs * n_pieces)
         self.items = np.zeros((n_items, ITEM_WORDS), np.int64)
         self.splits = np.zeros((limits.max_tokens, 2), np.int64)
-        n_slots = limits.max_seqs * n_pieces * shape.n_kv_heads
+        n_slots = limits.max_seqs * n_pieces * shape.n_units
         self.partials = allocate(n_slots * shape.group * shape.partial_bytes())
         self.count = counts
 
     def add_layer(self) -> int:
         """Memory for one more layer's keys and values; returns its number in the group."""
-        size = self.n_blocks * self.shape.block_bytes()
-        self.keys.append(allocate(size))
-        self.values.append(allocate(size))
+        self.keys.append(allocate(self.n_blocks * self.shape.key_block_bytes()))
+        self.values.append(allocate(self.n_blocks * self.shape.value_block_bytes()))
         return len(self.keys) - 1
 
     def plan(self, runs: Sequence[tuple[int, int, int, int]]) -> None:
         """Work items for runs of consecutive tokens (first row, n tokens, first position, table
         row), longest work first."""
-        shape, heads = self.shape, np.arange(self.shape.n_kv_heads)
+        shape, heads = self.shape, np.arange(self.shape.n_units)
         at, slot = 0, 0
         for first_row, n, position, table_row in runs:
             self.splits[first_row : first_row + n] = 0
@@ -76,8 +76,8 @@ class AttentionGroup:
                 begin, end = self._pieces(position, position)
                 sinks = int(self._meets_sinks(position))
                 n_pieces = end - begin + sinks
-                items = self.items[at : at + shape.n_kv_heads * n_pieces]
-                cube = items.reshape(shape.n_kv_heads, n_pieces, ITEM_WORDS)
+                items = self.items[at : at + shape.n_units * n_pieces]
+                cube = items.reshape(shape.n_units, n_pieces, ITEM_WORDS)
                 cube[..., 0], cube[..., 1], cube[..., 6] = first_row, 1, table_row
                 cube[..., 2] = heads[:, None]
                 pieces = np.arange(begin - sinks, end)
@@ -97,9 +97,12 @@ class AttentionGroup:
             sizes = np.full(len(starts), width)
             starts = np.concatenate([starts, np.arange(n - n % width, n)])[::-1]
             sizes = np.concatenate([sizes, np.ones(n % width, np.int64)])[::-1]
-            begin, end = self._pieces(position + starts, position + starts + sizes - 1)
-            items = self.items[at : at + len(starts) * shape.n_kv_heads]
-            cube = items.reshape(len(starts), shape.n_kv_heads, ITEM_WORDS)
+            newest = position + starts + sizes - 1
+            if not shape.causal:
+                newest[:] = position + n - 1
+            begin, end = self._pieces(position + starts, newest)
+            items = self.items[at : at + len(starts) * shape.n_units]
+            cube = items.reshape(len(starts), shape.n_units, ITEM_WORDS)
             cube[..., 0], cube[..., 1] = (first_row + starts)[:, None], sizes[:, None]
             cube[..., 2], cube[..., 5], cube[..., 6] = heads, -1, table_row
             cube[..., 3] = np.broadcast_to(np.asarray(begin), starts.shape)[:, None]
@@ -127,9 +130,12 @@ class StepInputs:
     def __init__(self, limits: Limits, embedding_row_bytes: int) -> None:
         self.embeddings = np.zeros((limits.max_tokens, embedding_row_bytes), np.uint8)  # file rows
         self.positions = np.zeros(limits.max_tokens, np.int64)
+        self.last_positions = np.zeros(limits.max_tokens, np.int64)  # of each token's sequence
         self.sink_positions = np.zeros(limits.max_tokens, np.int64)  # where queries meet the sinks
         self.out_rows = np.zeros(limits.max_out, np.int64)
         self.counts = np.zeros(LINE * 64, np.int64)  # tokens, wanted rows, then items by group
+        self.runs = np.zeros((limits.max_seqs, RUN_WORDS), np.int64)  # see recurrent
+        self.n_runs = np.zeros(1, np.int64)
 
     @property
     def n_tokens_at(self) -> int:

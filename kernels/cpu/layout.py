@@ -58,6 +58,7 @@ class PackedLayout:
     form: Activation
     largest: int  # largest code
     n_sums = 1  # integer sums of a group: scales may change in its middle
+    needs_codes = True  # for packing; else pack_lane copies all there is
     is_paired = False  # fields are PairedFields, and sums fit in 16 bits
 
     def __init__(self) -> None:

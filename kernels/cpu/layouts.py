@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from edgellm.kernels.cpu.layout import PackedLayout
 from edgellm.kernels.cpu.layouts_32 import Packed32, PackedMXFP4
+from edgellm.kernels.cpu.layouts_iq import (
+    PackedIQ2S,
+    PackedIQ2XS,
+    PackedIQ2XXS,
+    PackedIQ3S,
+    PackedIQ3XXS,
+)
 from edgellm.kernels.cpu.layouts_k import (
     PackedIQ4XS,
     PackedQ2K,
@@ -28,5 +35,10 @@ LAYOUTS: dict[str, PackedLayout] = {
         PackedQ4K("q5_k"),
         PackedQ6K(),
         PackedIQ4XS(),
+        PackedIQ3S(),
+        PackedIQ3XXS(),
+        PackedIQ2S(),
+        PackedIQ2XS(),
+        PackedIQ2XXS(),
     )
 }

@@ -121,12 +121,12 @@ class _FloatScales:
 
     def add(self, step: int, token: int, term: int, sums: list[Sum32], struct: Value) -> None:
         e, at = self.e, (token, term)
-        (total,) = sums
-        scale, value = self.fields.scales[step](), total.total().f32()
-        if at in self.partial:
-            self.partial[at] = e.fma(value, scale, self.partial[at])
-        else:
-            self.partial[at] = value * scale
+        for k, total in enumerate(sums):
+            scale, value = self.fields.scales[len(sums) * step + k](), total.total().f32()
+            if at in self.partial:
+                self.partial[at] = e.fma(value, scale, self.partial[at])
+            else:
+                self.partial[at] = value * scale
 
     def close_span(self, span: int, token: int, term: int, struct: Value) -> None:
         e, at = self.e, struct + self.form.span
@@ -299,7 +299,7 @@ def make_pack(layout: PackedLayout) -> EmitKernel:
                 number = e.minimum(group * e.lanes + row, n_rows - 1)
                 b = TracedBlock(e, source + number * row_bytes + i * size)
                 at = codes + row * layout.block
-                for k, chunk in enumerate(layout.type.codes(b)):
+                for k, chunk in enumerate(layout.type.codes(b) if layout.needs_codes else ()):
                     e.store(chunk, at + k * layout.type.chunk)
                 layout.pack_lane(e, b, row, target, spare)
 

@@ -28,13 +28,19 @@ class Buffer:
     first: int = -1  # barrier epochs of its first and last use
     last: int = -1
     address: int = 0
+    offset: int = 0  # in bytes, of a view
+    base: Buffer | None = None  # the buffer that is viewed
+
+    @property
+    def whole(self) -> Buffer:
+        return self if self.base is None else self.base
 
     @property
     def n_bytes(self) -> int:
         return self.n_rows * self.row_bytes
 
 
-Argument = int | Buffer | tuple[Buffer, int]  # a number, an address, an address + offset
+Argument = int | Buffer  # a number, or an address known after planning
 
 
 @dataclass(eq=False)
@@ -70,6 +76,11 @@ class Stages:
         self.buffers.append(made)
         return made
 
+    def view(self, buffer: Buffer, offset: int) -> Buffer:
+        """The rows of a buffer from a byte on."""
+        offset += buffer.offset
+        return Buffer(buffer.n_rows, buffer.row_bytes, offset=offset, base=buffer.whole)
+
     def constant(self, value: int) -> int:
         """The address of a number that never changes."""
         held = np.array([value], np.int64)
@@ -86,16 +97,18 @@ class Stages:
             last = Stage(label, [], count, ROWS_PER_CHUNK, True)
             self.stages.append(last)
         last.calls.append(Call(kernel, args))
-        last.reads |= set(reads) - last.writes
-        last.writes |= set(writes)
+        last.reads |= {b.whole for b in reads} - last.writes
+        last.writes |= {b.whole for b in writes}
 
     def parallel(
         self, label: str, kernel: int, args: list[Argument], count: int, chunk: int,
         reads: list[Buffer], writes: list[Buffer],
     ) -> None:  # fmt: skip
         """A stage of its own over ``count`` work items (an address), ``chunk`` at a time."""
-        stage = Stage(label, [Call(kernel, args)], count, chunk, False, set(reads), set(writes))
-        self.stages.append(stage)
+        self.stages.append(
+            Stage(label, [Call(kernel, args)], count, chunk, False,
+                  {b.whole for b in reads}, {b.whole for b in writes})
+        )  # fmt: skip
 
     # ---- planning -----------------------------------------------------------------------------
 
@@ -160,6 +173,4 @@ class Stages:
     def _resolve(argument: Argument) -> int:
         if isinstance(argument, int):
             return argument
-        if isinstance(argument, Buffer):
-            return argument.address
-        return argument[0].address + argument[1]
+        return argument.whole.address + argument.offset

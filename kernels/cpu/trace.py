@@ -19,7 +19,7 @@ from edgellm.kernels.cpu.attention import BLOCK
 from edgellm.kernels.cpu.inputs import AttentionGroup
 from edgellm.kernels.cpu.program import Program
 from edgellm.kernels.cpu.weights import ReadInto
-from edgellm.kernels.graph import Op, Weight
+from edgellm.kernels.graph import MATRIX_OPS, STATE_OPS, Op, Weight
 
 Span = tuple[int, int, int, int]  # first row, tokens, first position, table row
 TOLERANCE = 1e-6  # NMSE; linear ops are compared on activations quantized as their kernels do
@@ -46,7 +46,11 @@ def check_ops(program: Program, spans: Sequence[Span], n_out: int, read: ReadInt
         return weights[weight.name]
 
     step = reference.Step(
-        np.zeros(n_tokens, np.int64), inputs.positions[:n_tokens], load, inputs.out_rows[:n_out]
+        np.zeros(n_tokens, np.int64),
+        inputs.positions[:n_tokens],
+        load,
+        inputs.out_rows[:n_out],
+        program.limits.n_ctx,
     )
     worst: dict[str, float] = {}
     layers: dict[AttentionGroup, int] = {}
@@ -64,8 +68,12 @@ def check_ops(program: Program, spans: Sequence[Span], n_out: int, read: ReadInt
                 continue
             layer = layers[group] = layers.get(group, -1) + 1
             expected = _attention(op, group, layer, values[0], spans, step)
+        elif op.kind in STATE_OPS:
+            expected = np.concatenate(
+                [_from_state(program, op, values, i, step) for i in range(len(spans))]
+            )
         else:
-            if op.kind in ("linear", "moe_linear"):
+            if op.kind in MATRIX_OPS:
                 values[0] = program.as_read(op, values[0])
             with np.errstate(all="ignore"):  # a damaged file is what is being looked for
                 expected = reference.evaluate(op, values, step)
@@ -89,24 +97,39 @@ def _attention(
     step: reference.Step,
 ) -> NDArray[np.float32]:  # fmt: skip
     """The op for every sequence of the step, with keys and values as the cache holds them."""
-    out = np.empty_like(q)
+    out = np.empty((len(q), op.output.dim), np.float32)
     for row, n, first, table_row in spans:
         places = -(-(first + n) // BLOCK)
         blocks = group.table[table_row, :places]
-        keys = _pool(group, group.keys[layer])[blocks].transpose(0, 3, 1, 2)
         shape = group.shape
-        values = group.values[layer].view(_pool(group, group.keys[layer]).dtype)
-        values = values.reshape(-1, shape.n_kv_heads, BLOCK, shape.head_dim)[blocks]
-        values = values.transpose(0, 2, 1, 3)
-        flat = shape.n_kv_heads * shape.head_dim
-        k, v = (x.reshape(-1, flat)[: first + n].astype(np.float32) for x in (keys, values))
+        dtype: Any = np.float16 if shape.kv_bytes == 2 else np.float32
+        keys = group.keys[layer].view(dtype)
+        keys = keys.reshape(-1, shape.n_kv_heads, shape.head_dim, BLOCK)[blocks]
+        values = group.values[layer].view(dtype)
+        values = values.reshape(-1, shape.n_kv_heads, BLOCK, shape.v_dim)[blocks]
+        k, v = (
+            x.reshape(places * BLOCK, -1)[: first + n].astype(np.float32)
+            for x in (keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3))
+        )
         mine = reference.Step(step.tokens, np.arange(first, first + n), step.load)
         out[row : row + n] = reference.evaluate(op, [q[row : row + n], k, v], mine)
     return out
 
 
-def _pool(group: AttentionGroup, pool: NDArray[np.uint8]) -> NDArray[Any]:
-    shape = group.shape
-    dtype: Any = np.float16 if shape.kv_bytes == 2 else np.float32
-    blocks: NDArray[Any] = pool.view(dtype)
-    return blocks.reshape(-1, shape.n_kv_heads, shape.head_dim, BLOCK)
+def _from_state(
+    program: Program, op: Op, values: list[NDArray[np.float32]], run: int, step: reference.Step
+) -> NDArray[np.float32]:
+    """A recurrent op over one run, from the state that the run began with."""
+    first, n, slot, _ = (int(word) for word in program.inputs.runs[run])
+    state = None
+    if slot >= 0:
+        slots = program.states[id(op)].view(np.float32)
+        state = slots.reshape(2 * program.limits.max_seqs, -1)[slot]
+        if op.kind == "conv1d":
+            state = state.reshape(-1, op.output.dim)
+        else:  # [head][vector][d_k][lanes]
+            heads, lanes = op.attrs["n_v_heads"], program.target.lanes
+            n_vectors = op.output.dim // heads // lanes
+            state = state.reshape(heads, n_vectors, -1, lanes).transpose(0, 2, 1, 3)
+    mine = reference.Step(step.tokens, step.positions, step.load, state=state)
+    return reference.evaluate(op, [x[first : first + n] for x in values], mine)

@@ -258,6 +258,16 @@ class Emitter:
     def zeros(self, n: int | None = None) -> Value:
         return self.const(0.0, F32, n or self.lanes)
 
+    def constant_table(self, name: str, data: bytes) -> Value:
+        """The address of bytes that become part of the kernel's code, once under a name."""
+        table = self.b.module.globals.get(name)
+        if table is None:
+            ty = ir.ArrayType(I8, len(data))
+            table = ir.GlobalVariable(self.b.module, ty, name)
+            table.initializer = ir.Constant(ty, bytearray(data))
+            table.global_constant, table.linkage, table.align = True, "internal", 64
+        return Value(self, self.b.ptrtoint(table, I64))
+
     def i16(self, n: int) -> ir.Type:
         return ir.VectorType(I16, n)
 
@@ -301,6 +311,25 @@ class Emitter:
     def broadcast(self, element: ir.Type, address: Value, n: int | None = None) -> Value:
         """One element from memory in every lane (folds into the instruction that uses it)."""
         return self.load(element, address).splat(n or self.lanes)
+
+    def gather_i32(self, base: Value, numbers: Value, size: int) -> Value:
+        """int32 from base + numbers[i] * size of each lane."""
+        n, pointer = numbers.n, Value(self, self._pointer(base, I32))
+        zeros = self.const(0, I32, n)
+        if self.target.lanes == 16 and n == 16:
+            all_lanes = Value(self, _constant(ir.VectorType(ir.IntType(1), n), 1))
+            return self.call("llvm.x86.avx512.mask.gather.dpi.512", zeros.type, zeros, pointer,
+                             numbers, all_lanes, self.const(size, I32)).unsigned()  # fmt: skip
+        if self.target.lanes == 8 and n == 8:
+            all_lanes = self.const(-1, I32, n)
+            return self.call("llvm.x86.avx2.gather.d.d.256", zeros.type, zeros, pointer, numbers,
+                             all_lanes, self.const(size, I8)).unsigned()  # fmt: skip
+        wide = numbers.i64()
+        found = zeros
+        for i in range(n):
+            value = self.load(I32, base + wide[i] * size)
+            found = Value(self, self.b.insert_element(found.v, value.v, self.const(i, I32).v))
+        return found.unsigned()
 
     # ---- half precision ---------------------------------------------------------------------
 
@@ -444,6 +473,30 @@ class Emitter:
 
     def tanh(self, x: Value) -> Value:
         return 1.0 - 2.0 / (self.exp(x * 2.0) + 1.0)
+
+    def log(self, x: Value) -> Value:
+        """Natural logarithm of positive normal numbers by one polynomial (Cephes logf)."""
+        n = x.n
+        bits = x.bitcast(I32, n)
+        k = ((bits - 0x3F3504F3) >> 23).f32()  # the mantissa then lies in sqrt(1/2) .. sqrt(2)
+        m = (bits - (((bits - 0x3F3504F3) >> 23) << 23)).bitcast(F32, n) - 1.0
+        p = self.const(7.0376836292e-2, F32, n)
+        for c in (
+            -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+            -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+        ):  # fmt: skip
+            p = self.fma(p, m, self.const(c, F32, n))
+        square = m * m
+        tail = self.fma(k, self.const(-2.12194440e-4, F32, n), p * m * square)
+        tail = self.fma(square, self.const(-0.5, F32, n), tail)
+        return self.fma(k, self.const(0.693359375, F32, n), m + tail)
+
+    def log1p(self, x: Value) -> Value:
+        """log(1 + x) for x >= 0, exact to rounding for small x too (Kahan)."""
+        y = x + 1.0
+        small = y.eq(1.0)
+        ratio = x / self.select(small, self.const(1.0, F32, x.n), y - 1.0)
+        return self.select(small, x, self.log(y) * ratio)
 
     # ---- control flow -----------------------------------------------------------------------
 

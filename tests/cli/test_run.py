@@ -245,3 +245,17 @@ def test_characters_the_terminal_lacks_do_no_harm(tmp_path):
     with process(tmp_path, setup, "run", "m.gguf", "Hi", env=env) as running:
         assert running.stdout.read() == b"caf?\n"
         assert running.wait(20) == 0
+
+
+def test_flags_that_go_before_the_file_reach_the_engine(fake, refused, capsys):
+    flags = ["--rope-freq-base", "5e5", "--rope-scaling", "yarn", "--yarn-orig-ctx", "4096"]
+    kv = ["--override-kv", "llama.context_length=int:99", "--override-kv", "a.b=bool:false"]
+    assert run(["run", "m.gguf", "Hi", *flags, *kv]) == 0
+    assert fake.SEEN["overrides"] == {
+        "rope_freq_base": 5e5,
+        "rope_scaling": "yarn",
+        "yarn_orig_ctx": 4096,
+        "kv_overrides": {"llama.context_length": 99, "a.b": False},
+    }
+    capsys.readouterr()
+    assert "takes KEY=TYPE:VALUE" in refused("run", "m.gguf", "Hi", "--override-kv", "a=1")

@@ -9,59 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from invariance import check_invariance, tokens_of
 
 from edgellm import LLM, SamplingParams
-from edgellm.runner import Run
-
-PARAMS = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
-
-
-def in_chunks(llm: LLM, tokens: list[int], size: int) -> NDArray[np.float32]:
-    """Logits after the last token of a prompt that is computed ``size`` tokens at a time."""
-    runner, sequence = llm._ready(), llm._sequence(tokens, PARAMS)
-    assert runner.cache.admit(sequence, len(tokens) + 64)
-    try:
-        for start in range(0, len(tokens), size):
-            n = min(size, len(tokens) - start)
-            row = runner.forward([Run(sequence, n, "last")])[0].copy()
-        return row
-    finally:
-        runner.cache.release(sequence)
-
-
-def tokens_of(seed: int, n: int, n_vocab: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
-
-
-def check_invariance(path: Path, n: int) -> None:
-    with LLM(path, n_ctx=1024, n_threads=1) as one, LLM(path, n_ctx=1024, n_threads=2) as two:
-        tokens = tokens_of(1, n, one.n_vocab)
-        whole = two.logits(tokens)
-        assert np.array_equal(one.logits(tokens), whole), "threads"
-        for size in (1, 7, 32, 256):
-            assert np.array_equal(in_chunks(two, tokens, size), whole[-1]), size
-        runner = two._ready()
-        sequences = [two._sequence(tokens_of(s, n - 8 * s, two.n_vocab), PARAMS) for s in range(8)]
-        sequences[3] = two._sequence(tokens, PARAMS)
-        for s in sequences:
-            assert runner.cache.admit(s, 1024)
-        # prompts of all eight in ragged chunks, then all eight token by token
-        for s in sequences:
-            s.n_computed = 0
-        while any(s.n_waiting > 1 for s in sequences):
-            runner.forward(
-                [Run(s, min(29, s.n_waiting - 1), "none") for s in sequences if s.n_waiting > 1]
-            )
-        rows = runner.forward([Run(s, 1, "last") for s in sequences])
-        assert np.array_equal(rows[3], whole[-1]), "batch of 8"
-        for s in sequences:
-            runner.cache.release(s)
 
 
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)

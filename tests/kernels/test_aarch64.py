@@ -72,9 +72,7 @@ class TestLinear:
             packed[: rows.size] = rows.reshape(-1)
         else:
             emit = (
-                linear.make_pack_float(kind)
-                if kind.block == 1
-                else linear.make_pack(LAYOUTS[name])
+                linear.make_pack_float(kind) if kind.block == 1 else linear.make_pack(LAYOUTS[name])
             )
             args = [rows, rows.strides[0], n_rows, n_blocks, packed]
             calls.append(Call(f"pack_{name}", emit, args, 0, n_groups))

@@ -279,7 +279,7 @@ D = bytes(4096)
         (_tensors(("w", (8, 0), 0, 0, D)), "has shape"),
         (_tensors(("w", (8, 1 << 41), 0, 0, D)), "has shape"),
         (_tensors(("w", (1 << 40,) * 4, 0, 0, D)), "tensor w ends at byte .* cut short"),
-        (_tensors(("w", (8,), 19, 0, D)), "tensor w has type IQ1_S, which .* supported: F32"),
+        (_tensors(("w", (8,), 40, 0, D)), "tensor w has type NVFP4, which .* supported: F32"),
         (_tensors(("w", (8,), 31, 0, D)), r"type Q4_0_4_4 \(removed from ggml\)"),
         (_tensors(("w", (8,), 999, 0, D)), "type number 999, unknown"),
         (_tensors(("w", (48,), 2, 0, D)), "rows of 48 elements, not a multiple of the 32"),

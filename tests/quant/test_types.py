@@ -51,7 +51,7 @@ def test_any_block(quant_type: QuantType, data: st.DataObject) -> None:
 def test_every_scale(quant_type: QuantType) -> None:
     """All 65,536 bit patterns of each half in the block."""
     where = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
-    where |= {"q4_1": (0, 2), "q5_1": (0, 2)}
+    where |= {"q4_1": (0, 2), "q5_1": (0, 2), "tq1_0": (52,), "tq2_0": (64,), "iq1_m": ()}
     rng = np.random.default_rng(2)
     blocks = np.tile(rng.integers(0, 256, (1, quant_type.bytes), np.uint8), (65536, 1))
     for offset in where.get(quant_type.name, (0,)):
@@ -59,6 +59,15 @@ def test_every_scale(quant_type: QuantType) -> None:
             rng.permutation(65536).astype("<u2")[:, None].view(np.uint8)
         )
     assert_same(quant_type, blocks)
+
+
+def test_iq1_m_every_scale() -> None:
+    """Its half lies in four nibbles."""
+    blocks = np.tile(np.random.default_rng(4).integers(0, 256, (1, 56), np.uint8), (65536, 1))
+    for i in range(4):
+        nibble = (np.arange(65536) >> (4 * i) & 15).astype(np.uint8)
+        blocks[:, 49 + 2 * i] = blocks[:, 49 + 2 * i] & 15 | nibble << 4
+    assert_same(by_name("iq1_m"), blocks)
 
 
 def test_mxfp4_every_exponent() -> None:
@@ -92,5 +101,5 @@ def test_refuses_part_of_a_block(quant_type: QuantType) -> None:
 
 def test_names() -> None:
     assert by_name("Q4_K") is by_name("q4_k") is TYPES[12]
-    with pytest.raises(UnsupportedType, match="iq1_s is not supported; supported: F32 F16"):
-        by_name("iq1_s")
+    with pytest.raises(UnsupportedType, match="nvfp4 is not supported; supported: F32 F16"):
+        by_name("nvfp4")
