@@ -1,5 +1,5 @@
 # Run inside a virtual environment.
-.PHONY: dev check test bench
+.PHONY: dev check test bench baseline
 
 dev:  ## an editable install with everything for working on edgellm
 	pip install -e '.[dev]'
@@ -11,6 +11,9 @@ check:  ## style and types
 test:  ## the fast tests, then the slow ones; those that need absent models or vectors say so
 	pytest
 	pytest -m slow
+
+baseline:  ## measure what `edgellm bench --compare` compares with: make baseline MODELS=model.gguf
+	for model in $(MODELS); do edgellm bench $$model --save benchmarks/baseline.json; done
 
 bench:  ## speed beside llama.cpp (needs llama-cpp-python): make bench MODELS=model.gguf
 	python benchmarks/peers.py --batch $(MODELS)

@@ -62,11 +62,12 @@ def _limits(row: dict[str, Any]) -> list[str]:
 def _widths(rows: Rows) -> str:
     """One decode step of several sequences together."""
     head = ["sequences", "ms/step", "t/s", "times one", "of bandwidth", "of dot peak", "bottleneck"]
-    one = rows[0]["avg_ts"] / rows[0]["n_seqs"]
+    one = next((row["avg_ts"] for row in rows if row["n_seqs"] == 1), 0.0)
     lines = [
         [
             str(row["n_seqs"]), f"{row['step_ms']:.2f}",
-            f"{row['avg_ts']:.1f} ± {row['stddev_ts']:.1f}", f"{row['avg_ts'] / one:.2f}",
+            f"{row['avg_ts']:.1f} ± {row['stddev_ts']:.1f}",
+            f"{row['avg_ts'] / one:.2f}" if one else "",
             *_limits(row),
         ]
         for row in rows
@@ -96,6 +97,9 @@ def _machine(rows: Rows) -> str:
         f"Peak memory {size(first['peak_memory'])}, "
         f"{first['peak_memory'] / first['model_size']:.2f} times the model's weights, with the "
         f"cache of the longest test.\n"
+        f"Beside kernels goes {100 * first['beside_kernels']['greedy']:.1f} % of a token's time "
+        f"(sampling, text, bookkeeping), {100 * first['beside_kernels']['sampled']:.1f} % with the "
+        f"default samplers.\n"
         f"Kernels: {kernels}.\n{first['build']}\n"
     )
 

@@ -30,10 +30,12 @@ from edgellm.kernels.cpu.store import KernelStore
 from edgellm.llm import LLM
 from edgellm.memory import STEP_TOKENS, peak_resident_bytes, resident_bytes
 from edgellm.quant.gguf import GGUF
+from edgellm.sampling import SamplingParams
 from edgellm.sequence import Sequence
-from edgellm.steps import Steps
+from edgellm.steps import Steps, arbitrary_tokens
 
 WIDTH_STEPS = 8  # steps of a test of several sequences together
+_GENERATED = 64  # tokens, for what an engine does beside kernels
 _PROFILES = 5  # of which the quickest counts
 _NEAR = 0.5  # of a limit: it is what holds the kernels back
 _SAMPLE_EVERY = 0.2  # seconds between samples of the machine's limits
@@ -119,8 +121,8 @@ class Bench:
         n_seqs: dict[int, int] = {}
         for test in tests:
             n_seqs[test.n_depth] = max(n_seqs.get(test.n_depth, 0), test.n_seqs)
-        n_ctx = max((test.n_positions for test in tests), default=1)
-        return {"n_ctx": n_ctx, "max_num_seqs": max(1, sum(n_seqs.values()))}
+        n_ctx = max([_GENERATED + 1, *(test.n_positions for test in tests)])
+        return {"n_ctx": n_ctx, "max_num_seqs": 1 + sum(n_seqs.values())}
 
     def run(self, tests: list[Workload], repetitions: int) -> list[dict[str, Any]]:
         """One row for each test; see ``row``."""
@@ -138,8 +140,10 @@ class Bench:
         for test in tests:
             self._say(f"{test.name}: where the time goes")
             rows.append(self.row(test, samples[test], self._shares(test)))
+        self._say("generating text")
+        beside = {"greedy": self._beside_kernels(0.0), "sampled": self._beside_kernels(0.8)}
         for row in rows:
-            row["peak_memory"] = self._peak_bytes
+            row["peak_memory"], row["beside_kernels"] = self._peak_bytes, beside
         return rows
 
     # ---- one test -----------------------------------------------------------------------------
@@ -207,6 +211,20 @@ class Bench:
             cycles["waiting"] += waiting
         total = sum(cycles.values()) or 1.0
         return {k: cycles[k] / total for k in ("linear", "attention", "other", "waiting")}
+
+    def _beside_kernels(self, temperature: float) -> float:
+        """The share of a generated token's time in which no kernel runs: sampling, text and
+        bookkeeping."""
+        params = SamplingParams(
+            max_tokens=_GENERATED, temperature=temperature, seed=1, ignore_eos=True
+        )
+        pieces = self.llm.stream(arbitrary_tokens(1, self.llm.n_vocab), params)
+        next(pieces)  # with the prompt, and what is built on first use
+        program = self.llm.runner.program
+        before, started = program.seconds, time.perf_counter()
+        for _ in pieces:
+            pass
+        return 1 - (program.seconds - before) / (time.perf_counter() - started)
 
     # ---- the report ---------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ in memory, whose layout is fixed for the largest batch. The engine fills ``StepI
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -78,6 +79,7 @@ class Program:
         self.weights = PackedWeights(
             list(matrices.values()), read_into, store, self.target, limits.n_threads, progress
         )
+        self.seconds = 0.0  # in which kernels ran, of all steps so far
         self.team = Team(limits.n_threads, store, limits.cpus)
         self.lower()
 
@@ -109,7 +111,9 @@ class Program:
         """One step over what ``inputs`` and ``groups`` describe; logits [n_out, n_vocab] after."""
         self.inputs.counts[0], self.inputs.counts[LINE] = n_tokens, n_out
         self._counters[:] = 0
+        started = time.perf_counter()
         self.team.run(self._records, profile)
+        self.seconds += time.perf_counter() - started
         for hooks in self.hooks.values():
             for hook in hooks:
                 hook.raise_error()

@@ -45,6 +45,7 @@ def rows():
         "samples_ts": [99.0, 101.0], "step_ms": 10.0, "of_bandwidth": 0.934, "of_dot_peak": 0.1,
         "read_bandwidth": 3e10, "dot_peak": 4e11, "bottleneck": "memory",
         "shares": {"linear": 1.0}, "tokens_per_joule": None, "peak_memory": 12 * 10**8,
+        "beside_kernels": {"greedy": 0.0123, "sampled": 0.05},
     }  # fmt: skip
     widths = [
         {**shared, **measured, "test": f"tg8 x{n}", "n_seqs": n, "is_width": True, "avg_ts": 30 * n}
@@ -61,7 +62,7 @@ def test_the_markdown_has_llama_bench_columns():
     assert set(rule) <= set("|-:") and len(rule) == len(head) == len(line)
     assert "100.00 ± 1.50" in line and "93 %" in line and "memory" in line
     assert "4.00" in text and "1.20 times" in text and "q4_k linear_q4_k_q8k" in text
-    assert "tokens/J" not in text
+    assert "1.2 % of a token's time" in text and "tokens/J" not in text
 
 
 def test_energy_has_a_column_where_it_is_known():

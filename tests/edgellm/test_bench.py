@@ -106,6 +106,7 @@ def test_a_tiny_model_is_measured(tiny_model, small_peaks):
         assert row["avg_ts"] > 0 and row["of_bandwidth"] > 0 and row["of_dot_peak"] > 0
         assert row["read_bandwidth"] > 0 and row["peak_memory"] > 1e6
         assert sum(row["shares"].values()) == pytest.approx(1)
+        assert 0 < row["beside_kernels"]["greedy"] < 1
         assert row["kernels"]["q8_0"].startswith("linear_q8_0")
     json.dumps(rows)
 
