@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from edgellm.kernels.cpu import targets
 from edgellm.kernels.cpu.weights import linear_kernel
-from edgellm.kernels.graph import Graph
+from edgellm.kernels.graph import MATRIX_OPS, Graph
+from edgellm.kernels.rows import select_early
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ def step_cost(graph: Graph, kv_bytes: int, runs: list[tuple[int, int]], n_out: i
     """Of a step over runs of (tokens, first position), with the logits of ``n_out`` rows."""
     n_tokens = sum(n for n, _ in runs)
     n_bytes = dots = 0.0
-    for op in graph.ops:
-        if op.kind in ("linear", "moe_linear"):
+    for op in select_early(graph, ()).ops:
+        if op.kind in MATRIX_OPS:
             weight = op.weights["weight"]
             n_rows = n_out if op.output.rows == "out" else n_tokens
             used = min(1, n_rows)
@@ -34,7 +35,7 @@ def step_cost(graph: Graph, kv_bytes: int, runs: list[tuple[int, int]], n_out: i
             n_bytes += used * weight.type.row_bytes(weight.n_in) * weight.n_out
             dots += kernel.activation.terms * n_rows * weight.n_in * weight.n_out
         elif op.kind == "attention":
-            row = 2 * op.attrs["n_kv_heads"] * op.attrs["head_dim"] * kv_bytes
+            row = op.attrs["n_kv_heads"] * (op.attrs["head_dim"] + op.attrs["v_dim"]) * kv_bytes
             for n, first in runs:
                 window = op.attrs["window"]
                 n_bytes += row * (first + n if window is None else min(first + n, window + n - 1))

@@ -34,7 +34,7 @@ def test_the_cost_of_a_step_is_weights_once_and_what_is_in_sight():
     graph, kind = Graph(), by_name("q4_0")
     x = graph.embed(Weight("e", kind, (64, 10)))
     q, k, v = (graph.linear(x, Weight(name, kind, (64, 64))) for name in "qkv")
-    a = graph.attention(q, k, v, n_heads=2, n_kv_heads=2, head_dim=32, scale=1.0, window=16)
+    a = graph.attention(q, k, v, n_heads=2, n_kv_heads=2, scale=1.0, window=16)
     graph.linear(graph.select(a), Weight("o", kind, (64, 128)))
     matrix = 64 * 64 * 18 // 32
     one = step_cost(graph, 2, [(1, 5)], 1)
