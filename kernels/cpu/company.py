@@ -11,6 +11,7 @@ number); elsewhere the team keeps its size.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -35,8 +36,8 @@ class Company:
     def begin(self) -> int:
         """The number of threads of the next step."""
         if self.size < self._n_threads and self._clock() >= self._retry_at:
-            self.size += 1
-            self._before = []
+            self.size += 1  # on trial
+            self._before, self._retry_at = [], math.inf
         if not self._before:
             self._before, self._elapsed = self._waits(self.size), 0.0
         return self.size
@@ -50,7 +51,10 @@ class Company:
         lost = max((b - a for a, b in zip(self._before, after, strict=False)), default=0.0)
         self._before, elapsed, self._elapsed = after, self._elapsed, 0.0
         if lost <= _LOST * elapsed:
-            self._pause = _FIRST_PAUSE if self.size == self._n_threads else self._pause
+            if self.size == self._n_threads:
+                self._pause = _FIRST_PAUSE
+            elif self._retry_at == math.inf:
+                self._retry_at = self._clock()  # the trial went well: the next one
         elif self.size > 1:
             self.size -= 1
             self._before = []
