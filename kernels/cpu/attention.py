@@ -230,7 +230,7 @@ class _Item:
             n_blocks = self._of_sinks(e.const(1), n_blocks)
             blocks = self.table + piece * (PIECE // BLOCK * 4)
             with e.loop(n_blocks) as b:
-                self._scores(b, blocks, first_key + b * BLOCK)
+                self._scores(b, n_blocks, blocks, first_key + b * BLOCK)
             for r in range(self.n_rows):
                 self._softmax(r, n_blocks)
             self._outputs(n_blocks, blocks)
@@ -265,10 +265,16 @@ class _Item:
         number = self.e.load(I32, blocks + b * 4).i64() * self.shape.n_kv_heads + self.kv_head
         return base + number * (dim * BLOCK * self.shape.kv_bytes)
 
-    def _scores(self, b: Value, blocks: Value, first_key: Value) -> None:
-        """Scaled and masked scores of all rows against one block of keys."""
+    def _scores(self, b: Value, n_blocks: Value, blocks: Value, first_key: Value) -> None:
+        """Scaled and masked scores of all rows against one block of keys. Blocks lie apart: what
+        is read next is asked for line by line."""
         e, shape = self.e, self.shape
         keys = self._block(self.keys, shape.head_dim, blocks, b)
+        following = e.select(
+            b + 1 < n_blocks,
+            self._block(self.keys, shape.head_dim, blocks, e.minimum(b + 1, n_blocks - 1)),
+            self._block(self.values, shape.v_dim, blocks, e.const(0)),
+        )
         parts = range(BLOCK // e.lanes)
         key = [
             (first_key.i32().splat(e.lanes) + e.constants(I32, list(range(p, p + e.lanes))))
@@ -282,6 +288,8 @@ class _Item:
                 line = keys + d * (BLOCK * shape.kv_bytes)
                 column = [_load_kv(e, line + p * e.lanes * shape.kv_bytes, shape.kv_bytes)
                           for p in parts]  # fmt: skip
+                if start == 0:
+                    self._ask(following, d, BLOCK * shape.kv_bytes)
                 for r in rows:
                     x = e.broadcast(F32, self.q[r] + d * 4)
                     for p in parts:
@@ -298,6 +306,10 @@ class _Item:
                     hidden = e.const(float("-inf"), F32, e.lanes)
                     at = self.scores + b * (4 * BLOCK) + (r * PIECE + e.lanes * p) * 4
                     e.store(e.select(seen, score, hidden), at)
+
+    def _ask(self, block: Value, row: Value, row_bytes: int) -> None:
+        for line in range(0, row_bytes, 64):
+            self.e.prefetch(block + row * row_bytes + line)
 
     def _softmax(self, r: int, n_blocks: Value) -> None:
         """The row's weights in this piece, and its state merged with the piece's."""
@@ -339,8 +351,13 @@ class _Item:
                 sums = {(r, c): e.var(e.zeros()) for r in rows for c in columns}
                 with e.loop(n_blocks) as b:
                     values = self._block(self.values, dim, blocks, b)
+                    following = self._block(
+                        self.values, dim, blocks, e.minimum(b + 1, n_blocks - 1)
+                    )
                     with e.loop(BLOCK) as t:
                         line = values + t * (dim * size)
+                        if start == 0 and first == 0:
+                            self._ask(following, t, dim * size)
                         part = {c: _load_kv(e, line + c * size, size) for c in columns}
                         for r in rows:
                             at = self.scores + (b * BLOCK + t) * 4 + r * PIECE * 4
