@@ -104,18 +104,15 @@ def make_quantize(form: Activation) -> EmitKernel:
 
 
 def _quantize_span(e: Emitter, form: Activation, x: Value, out: Value) -> None:
-    """The codes of 16 values at a time are in 16 / lanes vectors."""
+    """Runs of 16 values, each in 16 / lanes vectors."""
     runs = [[e.f32(x + 4 * (i + j)) for j in range(0, 16, e.lanes)]
             for i in range(0, form.span, 16)]  # fmt: skip
-    largest, most = e.zeros(), e.zeros()
-    for run in runs:
-        sizes = [e.abs(v) for v in run]
-        for size in sizes:
-            largest = e.maximum(size, largest)
-        most = e.maximum(e.sum(_added(sizes)), most)
-    largest = e.max(largest)
+    sizes = [[e.abs(v) for v in run] for run in runs]
+    largest = e.max(e.largest([size for run in sizes for size in run]))
     if form.span > GROUP:
-        largest = e.maximum(most * (127 / _MOST_OF_16), largest)
+        (most,) = _folded(e, [_added(run) for run in sizes], (8, 4, 2, 1))
+        most = e.max(e.largest([most.slice(0, 4), most.slice(4, 4)]))
+        largest = e.maximum((most * (127 / _MOST_OF_16))[0].splat(e.lanes), largest)
     one = e.const(1.0, F32, e.lanes)
     is_zero = largest.eq(0.0)
     factor = e.select(is_zero, e.zeros(), 127.0 / e.select(is_zero, one, largest))
@@ -137,13 +134,31 @@ def _added(values: list[Value]) -> Value:
     return values[0]
 
 
-def _sums_of_pairs(e: Emitter, codes: list[Value]) -> tuple[Value, Value]:
-    """Sums of the codes at places 0, 1 and at 2, 3 of each four."""
-    total = _added(codes)
-    for step in (8, 4, 1):
-        if step < e.lanes:
-            total = total + total.shuffle([i ^ step for i in range(e.lanes)])
-    return total[0], total[2]
+def _folded(e: Emitter, runs: list[Value], bits: tuple[int, ...]) -> list[Value]:
+    """Sums over lanes of every run whose numbers differ in ``bits``, in that order; one vector
+    [runs] for each value of the other bit, if there is one. Two vectors fold into one, so that
+    the work halves at every step."""
+    n = e.lanes
+    vectors, labels = runs, [[(r, lane) for lane in range(n)] for r in range(len(runs))]
+    for bit in bits:
+        if bit >= n:  # such lanes were added as whole vectors
+            continue
+        folded, folded_labels = [], []
+        for i in range(0, len(vectors), 2):
+            a, b = vectors[i], vectors[min(i + 1, len(vectors) - 1)]
+            flat = labels[i] + (labels[i + 1] if i + 1 < len(vectors) else [])
+            left = [k for k, (_, lane) in enumerate(flat) if not lane & bit]
+            right = [flat.index((run, lane | bit)) for run, lane in (flat[k] for k in left)]
+            folded.append(a.shuffle(left, b) + a.shuffle(right, b))
+            folded_labels.append([flat[k] for k in left])
+        vectors, labels = folded, folded_labels
+    while len(vectors) > 1:  # one behind the other
+        vectors = [a.shuffle(range(2 * a.n), b)
+                   for a, b in zip(vectors[::2], vectors[1::2], strict=True)]  # fmt: skip
+    flat = [label for each in labels for label in each]
+    rest = sorted({lane for _, lane in flat})
+    order = [[flat.index((run, lane)) for run in range(len(runs))] for lane in rest]
+    return [vectors[0].shuffle(places) for places in order]
 
 
 def _store_term(
@@ -152,24 +167,24 @@ def _store_term(
     for i, run in enumerate(codes):
         for j, c in enumerate(run):
             e.store(c.i8(), out + (16 * i + j * e.lanes))
-    parts = [_sums_of_pairs(e, run) for run in codes]
-    halves = [first + last for first, last in parts]
-    sums = [a + b for a, b in zip(halves[::2], halves[1::2], strict=True)]
+    # sums of the codes at places 0, 1 and at 2, 3 of each four, for every run
+    first, last = _folded(e, [_added(run) for run in codes], (8, 4, 1))
+    halves = first + last
     out = out + form.span
     e.store(scale, out + SCALE)
     if form.span == GROUP:
-        e.store(sums[0].f32() * scale, out + SCALED_SUM)
-        e.store(sums[0] * -128, out + SUM_128)
+        total = halves[0] + halves[1]
+        e.store(total.f32() * scale, out + SCALED_SUM)
+        e.store(total * -128, out + SUM_128)
         return
-    for i, (first, last) in enumerate(parts):
-        if e.target.narrow_sums:
-            start = ((first * -32) & 0xFFFF) | ((last * -32) << 16)
-        else:
-            start = halves[i] * -32
-        e.store(start, out + (STARTS + 4 * i))
-        e.store(halves[i].i16(), out + (HALF_SUMS + 2 * i))
-    for g, total in enumerate(sums):
-        e.store(total.i16(), out + (SUMS + 2 * g))
+    sums = halves.shuffle(range(0, halves.n, 2)) + halves.shuffle(range(1, halves.n, 2))
+    if e.target.narrow_sums:
+        starts = ((first * -32) & 0xFFFF) | ((last * -32) << 16)
+    else:
+        starts = halves * -32
+    e.store(starts, out + STARTS)
+    e.store(halves.i16(), out + HALF_SUMS)
+    e.store(sums.i16(), out + SUMS)
 
 
 def start_of_sum(e: Emitter, struct: Value, form: Activation, half: int, shift: int) -> Value:

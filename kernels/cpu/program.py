@@ -31,8 +31,9 @@ from edgellm.kernels.cpu.stages import Argument, Buffer, Stages
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.kernels.cpu.team import LINE, Team
 from edgellm.kernels.cpu.weights import LinearKernel, PackedWeights, ReadInto, linear_kernel
-from edgellm.kernels.graph import MATRIX_OPS, Graph, Op, Rope, Tensor, Weight
+from edgellm.kernels.graph import MATRIX_OPS, Graph, Op, Rope, Rows, Tensor, Weight
 from edgellm.kernels.rope import RopeTable
+from edgellm.kernels.rows import select_early
 
 __all__ = ["LOWERINGS", "Program", "ProgramError"]
 
@@ -46,7 +47,8 @@ class Program:
         self, graph: Graph, read_into: ReadInto, limits: Limits, store: KernelStore,
         progress: Callable[[int, int], None] | None = None, share_memory: bool = True,
     ) -> None:  # fmt: skip
-        self.graph, self.limits, self.store = graph, limits, store
+        self._whole, self.limits, self.store = graph, limits, store
+        self.graph = graph  # as it is computed: see lower
         self.target = targets.current()
         self._read_into = read_into
         embedding = next(op for op in graph.ops if op.kind == "embed").weights["table"]
@@ -64,7 +66,6 @@ class Program:
             w.type.id: linear_kernel(w.type, self.target, graph.precise) for w in matrices.values()
         }
         self._vectors: dict[str, NDArray[np.float32]] = {}
-        self._wanted = _activations_wanted(graph, self._kernels)
         self.cache_layers: dict[int, int] = {}  # attention op -> its number in its group
         self.states: dict[int, NDArray[np.uint8]] = {}  # recurrent op -> [slot], see recurrent
         self._share_memory = share_memory
@@ -82,10 +83,13 @@ class Program:
 
     def lower(self) -> None:
         """Ops to stages and memory; again when hooks come or go. Weights and caches stay."""
+        self.graph = select_early(self._whole, self.hooks)
+        self._wanted = _activations_wanted(self.graph, self._kernels)
         self.stages = Stages()
         self.buffers: dict[Tensor, Buffer] = {}
         self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
-        self.places: dict[Tensor | int, tuple[Buffer, Buffer]] = {}  # of a route: see experts
+        # where rows go, by route or by heads and kind of rows: see experts
+        self.places: dict[Tensor | tuple[int, Rows], tuple[Buffer, Buffer]] = {}
         for op in self.graph.ops:
             LOWERINGS.get(op.kind, _refuse)(self, op)
             for hook in self.hooks.get(op.output, ()):

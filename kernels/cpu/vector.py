@@ -416,6 +416,13 @@ class Emitter:
         logits, where it is seen."""
         return self._float_call("maximum", a, b)
 
+    def largest(self, values: Sequence[Value]) -> Value:
+        """Elementwise over several vectors."""
+        found = values[0]
+        for v in values[1:]:
+            found = self.maximum(v, found)
+        return found
+
     def abs(self, x: Value) -> Value:
         return self._float_call("fabs", x)
 
