@@ -66,14 +66,14 @@ def run_batch(
     out: str,
     params: "SamplingParams",
     shape: Shape,
-    resources: tuple[int, int, int, str],
+    resources: tuple[int, int, int, str, str | None],
     overrides: dict[str, Any],
 ) -> None:
     """Answer what has no answer yet. Raises BatchFailed at the end if any line failed."""
     from edgellm import batch
     from edgellm.cli._engine import load
 
-    ctx_size, threads, parallel, policy = resources
+    ctx_size, threads, parallel, policy, cpu_mask = resources
     results = batch.Results(out)
     parallel = AT_ONCE if parallel == -1 else parallel
     status, report = _reporter()
@@ -87,6 +87,7 @@ def run_batch(
                 shape.chat_template,
                 parallel=parallel,
                 policy=policy,
+                cpu_mask=cpu_mask,
                 overrides=overrides,
             ) as llm,
         ):

@@ -19,6 +19,7 @@ def load(
     plain: bool = False,
     parallel: int = 1,
     policy: str = "error",
+    cpu_mask: str | None = None,
     overrides: dict[str, Any] | None = None,
 ) -> "LLM":
     """The model, with progress and notices on stderr."""
@@ -32,6 +33,7 @@ def load(
             path,
             n_ctx=ctx_size or None,
             n_threads=threads_or_none(threads),
+            cpu_mask=cpu_mask,
             max_num_seqs=parallel,
             context_policy=policy,
             progress=status,

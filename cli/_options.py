@@ -84,7 +84,18 @@ Threads = Annotated[
         "--threads",
         envvar="EDGELLM_THREADS",
         callback=automatic_or_positive,
-        help="Threads; -1: the physical cores this process may use.",
+        help="Threads; -1: the physical performance cores this process may use.",
+    ),
+]
+CpuMask = Annotated[
+    str | None,
+    typer.Option(
+        "-C",
+        "--cpu-mask",
+        envvar="EDGELLM_CPU_MASK",
+        metavar="HEX",
+        show_default=False,
+        help="CPUs the threads stay on, as a hexadecimal mask (0x3: the first two).",
     ),
 ]
 GpuLayers = Annotated[

@@ -2,11 +2,13 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterable
 
 # What text of a model or a file must not do to a terminal: move the cursor, set its title, ring.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 del _CONTROLS[ord("\n")], _CONTROLS[ord("\t")]
+SECONDS_BETWEEN_LINES = 5.0  # of progress that goes to a file
 
 
 def visible(text: str) -> str:
@@ -26,11 +28,12 @@ def say(text: str) -> None:
 
 
 class Status:
-    """Progress on stderr: one line that is rewritten on a terminal, lines elsewhere and where
-    the terminal can only print (``plain``)."""
+    """Progress on stderr: one line that is rewritten on a terminal; elsewhere, and where the
+    terminal can only print (``plain``), a line now and then, so that logs stay short."""
 
     def __init__(self, plain: bool = False) -> None:
         self._open = False
+        self._next_line = 0.0  # when another may be printed
         self._plain = plain or os.environ.get("TERM") == "dumb"
 
     def __call__(self, text: str) -> None:
@@ -38,8 +41,14 @@ class Status:
             sys.stderr.write(f"\r\x1b[K{visible(text)}")
             sys.stderr.flush()
             self._open = True
-        else:
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             say(text)
+
+    def on_terminal(self, text: str) -> None:
+        """Only where a line can be rewritten: for what changes many times."""
+        if sys.stderr.isatty() and not self._plain:
+            self(text)
 
     def clear(self) -> None:
         """Remove the rewritten line before anything else is printed."""

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import _model
-from edgellm.cli._options import ContextPolicy, CtxSize, GpuLayers, Model, ModelFlag, Threads
+from edgellm.cli._options import (
+    ContextPolicy,
+    CpuMask,
+    CtxSize,
+    GpuLayers,
+    Model,
+    ModelFlag,
+    Threads,
+)
 from edgellm.cli._output import say
 from edgellm.cli._overrides import with_overrides
 from edgellm.cli._prompt_options import (
@@ -88,6 +96,7 @@ def command(
     ctx_size: CtxSize = 0,
     context_policy: ContextPolicy = "error",
     threads: Threads = -1,
+    cpu_mask: CpuMask = None,
     gpu_layers: GpuLayers = "auto",
     show_timings: ShowTimings = True,
     color: Annotated[
@@ -139,6 +148,7 @@ def command(
             chat_template,
             simple_io,
             policy=context_policy,
+            cpu_mask=cpu_mask,
             overrides=overrides,
         ), path
 

@@ -10,6 +10,7 @@ from edgellm.cli import _model
 from edgellm.cli._batch import Shape, open_batch, run_batch
 from edgellm.cli._options import (
     ContextPolicy,
+    CpuMask,
     CtxSize,
     GpuLayers,
     Model,
@@ -108,6 +109,7 @@ def command(
     ctx_size: CtxSize = 0,
     context_policy: ContextPolicy = "error",
     threads: Threads = -1,
+    cpu_mask: CpuMask = None,
     gpu_layers: GpuLayers = "auto",
     show_timings: ShowTimings = True,
     *,
@@ -137,7 +139,7 @@ def command(
         shape = Shape(system, raw, chat_template, template_arguments, reasoning)
         run_batch(
             _model.locate(name), source, str(out), sampling.params(), shape,
-            (ctx_size, threads, parallel, context_policy), overrides,
+            (ctx_size, threads, parallel, context_policy, cpu_mask), overrides,
         )  # fmt: skip
         return
     text = _prompt(prompt_argument, prompt, file)
@@ -146,7 +148,10 @@ def command(
     from edgellm.cli._engine import load, what_was_dropped
 
     params = sampling.params()
-    llm = load(path, ctx_size, threads, chat_template, policy=context_policy, overrides=overrides)
+    llm = load(
+        path, ctx_size, threads, chat_template, policy=context_policy, cpu_mask=cpu_mask,
+        overrides=overrides,
+    )  # fmt: skip
     with llm:
         variables = template_variables(template_arguments, reasoning)
         tokens = prompt_tokens(llm, text, system, raw, chat_template, variables)

@@ -14,6 +14,14 @@ SINKS = 4  # first tokens that stay visible under the ring policy (arXiv:2309.17
 RING_POSITIONS = 1 << 20  # where even a ring ends
 
 
+class ContextTooLong(EdgeLLMError):
+    """More context was asked for than fits into memory: ``n_affordable`` tokens do."""
+
+    def __init__(self, message: str, n_affordable: int) -> None:
+        super().__init__(message)
+        self.n_affordable = n_affordable
+
+
 @dataclass(frozen=True)
 class Context:
     """``n_ctx`` tokens are visible at once, ``n_positions`` is where a sequence ends, ``n_blocks``
@@ -55,10 +63,11 @@ def fit_context(
                 "more would not fit into memory."
             )
     elif n_ctx > affordable:
-        raise EdgeLLMError(
+        raise ContextTooLong(
             f"A context of {n_ctx} tokens needs {n_ctx * per_token / 1e9:.1f} GB for keys and "
             f"values, {affordable * per_token / 1e9:.1f} GB are left: ask for at most "
-            f"{affordable} (-c)."
+            f"{affordable} (-c).",
+            affordable,
         )
     elif n_ctx > trained:
         notices.append(f"The model was trained for {trained} tokens; answers may degrade beyond.")

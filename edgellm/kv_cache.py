@@ -111,10 +111,22 @@ class KVCache:
         self._promise(sequence, needs)
         sequence.row, sequence.blocks, sequence.state = found.row, found.blocks, found.state
         found.row, found.blocks = -1, []
+        self._shorten(sequence, common)
+        sequence.n_cached = common
+        return True
+
+    def _shorten(self, sequence: Sequence, n_tokens: int) -> None:
         for group, blocks in zip(self.groups, sequence.blocks, strict=True):
-            for place in [p for p in blocks if p > (common - 1) // self.block]:
+            for place in [p for p in blocks if p > (n_tokens - 1) // self.block]:
                 group.free.append(blocks.pop(place))
-        sequence.n_computed = sequence.n_cached = common
+        sequence.n_computed = n_tokens
+
+    def cut(self, sequence: Sequence, n_tokens: int) -> bool:
+        """Forget all but the first n_tokens of a running sequence; False, and nothing happens, when
+        a window has let go of what the next token would see."""
+        if not self._still_holds(sequence, n_tokens):
+            return False
+        self._shorten(sequence, n_tokens)
         return True
 
     def _still_holds(self, parked: Sequence, n_tokens: int) -> bool:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from edgellm.context import SINKS, fit_context
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
-from edgellm.kernels.cpu.cores import default_threads
+from edgellm.kernels.cpu.cores import CpuMaskError, allowed_cpus, default_threads, parse_mask
 from edgellm.kernels.cpu.hooks import HookFunction, inside_hook
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.cpu.program import ProgramError
@@ -66,9 +66,10 @@ class LLM:
     """A model ready to run. ``close`` (or ``with``) frees everything.
 
     ``n_ctx`` is the limit of one sequence (None: the model's, as far as memory allows; see
-    ``notices``), ``n_threads`` None takes the physical cores allowed to the process, at most
-    ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". At the end of the
-    context ``context_policy`` "error" ends a sequence, "ring" goes on: a token sees the first
+    ``notices``), ``n_threads`` None takes the physical performance cores allowed to the process, or
+    the CPUs of ``cpu_mask`` ("0x3": the first two), on which the threads then stay;
+    at most ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". At the end of
+    the context ``context_policy`` "error" ends a sequence, "ring" goes on: a token sees the first
     ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
@@ -82,6 +83,7 @@ class LLM:
         *,
         n_ctx: int | None = None,
         n_threads: int | None = None,
+        cpu_mask: str | int | None = None,
         max_num_seqs: int = 8,
         kv_type: str = "f16",
         context_policy: str = "error",
@@ -108,8 +110,9 @@ class LLM:
         self._runner: Runner | None = None
         try:
             apply_overrides(self._gguf, overrides)
-            self._load(n_ctx, n_threads, max_num_seqs, kv_type, say)
-        except (ProgramError, targets.TargetError, store.StoreError) as error:
+            cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
+            self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, say)
+        except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
             self._gguf.close()
             raise EdgeLLMError(str(error)) from None
         except BaseException:
@@ -117,8 +120,8 @@ class LLM:
             raise
 
     def _load(
-        self, n_ctx: int | None, n_threads: int | None, max_num_seqs: int, kv_type: str,
-        say: Callable[[str], None],
+        self, n_ctx: int | None, n_threads: int | None, cpus: tuple[int, ...], max_num_seqs: int,
+        kv_type: str, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         gguf = self._gguf
         self.path = str(gguf.path)
@@ -126,10 +129,11 @@ class LLM:
         self.n_vocab = graph.n_vocab
         self._tokenizer = tokenizer_in_background(gguf)
         kv_bytes = 4 if kv_type == "f32" else 2
-        self.n_threads = n_threads or default_threads()
-        if self.n_threads > (n_cores := os.cpu_count() or 1):
+        self.n_threads = n_threads or len(cpus) or default_threads()
+        if self.n_threads > (n_cores := len(cpus or allowed_cpus())):
+            cores = "one core" if n_cores == 1 else f"{n_cores} cores"
             self.notices.append(
-                f"{self.n_threads} threads on {n_cores} cores stand in each other's way (-t)."
+                f"{self.n_threads} threads on {cores} stand in each other's way (-t)."
             )
         context = fit_context(
             gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring, graph.n_positions
@@ -151,6 +155,7 @@ class LLM:
             kv_bytes=kv_bytes,
             window=context.window,
             sinks=context.sinks,
+            cpus=cpus,
         )
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
         _kernels.progress = compile_progress(say)
@@ -436,6 +441,11 @@ class LLM:
         return not (self._scheduler.waiting or self._scheduler.running) and (
             self._ready().cache.idle
         )
+
+    @property
+    def runner(self) -> Runner:
+        """What computes steps: for measurements while no request runs (see edgellm.steps)."""
+        return self._ready()
 
     def report(self) -> list[dict[str, Any]]:
         """The kernel of every matrix: tensor, type, shape, kernel, packed."""

@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from edgellm.quant.gguf import GGUF
 from edgellm.tokenizer import Tokenizer
 
+_BAR = 30  # characters
+
 
 def tokenizer_in_background(gguf: GGUF) -> Future[Tokenizer]:
     """The tokenizer is built while weights are read."""
@@ -26,14 +28,16 @@ def tokenizer_in_background(gguf: GGUF) -> Future[Tokenizer]:
 
 
 def weights_progress(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Progress of reading weights in words: from the second second on, four times a second."""
+    """Progress of reading weights as a bar: from the second second on, four times a second."""
     due = time.perf_counter() + 1.0
 
     def progress(done: int, total: int) -> None:
         nonlocal due
         if time.perf_counter() > due:
             due = time.perf_counter() + 0.25
-            say(f"loading weights: {100 * done // max(1, total)} %")
+            share = done / max(1, total)
+            bar = "#" * round(_BAR * share)
+            say(f"loading weights [{bar:.<{_BAR}}] {100 * share:.0f} %")
 
     return progress
 

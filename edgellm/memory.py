@@ -1,5 +1,6 @@
 """What a model will take of the memory, reckoned from its graph without loading anything."""
 
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,3 +70,22 @@ def available_bytes() -> int:
         return min(free, limit - used)
     except (OSError, ValueError):  # no cgroup, or "max"
         return free
+
+
+def resident_bytes() -> int:
+    """Memory that this process occupies now."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has occupied so far."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

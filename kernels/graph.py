@@ -23,8 +23,8 @@ MATRIX_OPS = ("linear", "head_linear", "moe_linear")  # their "weight" is packed
 # ops whose rows depend on the same row of their inputs and on nothing else
 ROW_WISE = {
     "slice", "join", "rms_norm", "layer_norm", "l2_norm", "linear", "head_linear", "add",
-    "add_vector", "mul", "mul_row", "mul_vector", "scale", "softcap", "sigmoid", "softplus", "silu",
-    "gelu", "swiglu", "geglu", "swiglu_clamped", "moe_route", "moe_linear", "moe_sum",
+    "add_vector", "mul", "mul_vector", "mul_row", "scale", "softcap", "sigmoid", "softplus", "silu",
+    "gelu", "swiglu", "swiglu_clamped", "geglu", "moe_route", "moe_linear", "moe_sum",
 }  # fmt: skip
 
 

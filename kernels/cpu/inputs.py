@@ -28,6 +28,7 @@ class Limits:
     kv_bytes: int = 2  # float16; 4: float32
     window: int | None = None  # context policy ring: what full attention is narrowed to
     sinks: int = 0  # beside it, the first tokens of a sequence
+    cpus: tuple[int, ...] = ()  # that the threads stay on; none: wherever the system puts them
 
 
 class AttentionGroup:

@@ -78,7 +78,7 @@ class Program:
         self.weights = PackedWeights(
             list(matrices.values()), read_into, store, self.target, limits.n_threads, progress
         )
-        self.team = Team(limits.n_threads, store)
+        self.team = Team(limits.n_threads, store, limits.cpus)
         self.lower()
 
     def lower(self) -> None:

@@ -162,7 +162,7 @@ class Stages:
                 self._fixed.append(args)
                 row[:] = call.kernel, args.ctypes.data
             self._fixed.append(calls)
-            flags = (BARRIER if stage.barrier else 0) | (SERIAL if stage.is_rows else 0)
+            flags = (BARRIER | (SERIAL if stage.is_rows else 0)) if stage.barrier else 0
             at = counters.ctypes.data + 8 * i * n_threads * LINE
             records[i, :6] = (
                 calls.ctypes.data, len(calls), stage.count, flags, at, stage.chunk

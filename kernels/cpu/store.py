@@ -66,9 +66,14 @@ class KernelStore:
 
     # ---- loading ----------------------------------------------------------------------------
 
-    def _path(self, name: str) -> Path | None:
+    @property
+    def place(self) -> Path | None:
+        """The folder of this version's kernels for this CPU; None: they are not kept."""
         folder = self._folder or default_folder()
-        return folder / _key() / f"{name}.obj" if folder else None
+        return folder / _key() if folder else None
+
+    def _path(self, name: str) -> Path | None:
+        return self.place / f"{name}.obj" if self.place else None
 
     def _load(self, name: str) -> int:
         path = self._path(name)

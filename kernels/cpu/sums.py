@@ -21,7 +21,7 @@ class Sum32:
 
     def add(self, codes: Value, x: Value) -> None:
         """Unsigned codes [4 * lanes], four of each row, times signed bytes x [4 * lanes]."""
-        self._total = self.e.dot4(self._total, codes, x)
+        self._total = self.e.dot4(self._total, codes, x, self.largest)
 
     def total(self) -> Value:
         """int32 [lanes]"""

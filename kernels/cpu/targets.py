@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding as llvm
 
+from edgellm.kernels.cpu.arm_features import arm_features
+
 if TYPE_CHECKING:
     from edgellm.kernels.cpu.vector import Emitter, Value
 
@@ -52,13 +54,22 @@ class Target:
 
     # ---- primitives that differ between targets -------------------------------------------
 
-    def dot4(self, e: Emitter, acc: Value, codes: Value, x: Value) -> Value:
-        """acc[i] += sum of 4 products codes[4i..4i+3] * x[4i..4i+3]; codes are unsigned bytes, x
-        signed bytes in -127..127. Exact in int32. Targets with ``narrow_sums`` have no such
-        instruction (see sums)."""
+    def dot4(self, e: Emitter, acc: Value, codes: Value, x: Value, largest: int = 255) -> Value:
+        """acc[i] += sum of 4 products codes[4i..4i+3] * x[4i..4i+3]; codes are unsigned bytes not
+        above ``largest``, x signed bytes in -127..127. Exact in int32. Targets with
+        ``narrow_sums`` have no such instruction (see sums)."""
         if self.has_vnni:
             bits = 32 * self.lanes
             return e.call(f"llvm.x86.avx512.vpdpbusd.{bits}", acc.type, acc, codes, x)
+        if self.name == "neon_i8mm":
+            return e.call("llvm.aarch64.neon.usdot.v4i32.v16i8", acc.type, acc, codes, x)
+        if self.name == "neon_dotprod":
+            sdot = "llvm.aarch64.neon.sdot.v4i32.v16i8"  # of signed bytes: the top bit counts -128
+            if largest > 127:
+                zero = e.const(0, acc.type.element, self.lanes)
+                top = e.call(sdot, acc.type, zero, codes & 128, x)
+                return e.call(sdot, acc.type, acc - top, codes & 127, x)
+            return e.call(sdot, acc.type, acc, codes, x)
         for i in range(4):
             pick = list(range(i, 4 * self.lanes, 4))
             acc = acc + codes.shuffle(pick).unsigned().i32() * x.shuffle(pick).signed().i32()
@@ -88,7 +99,7 @@ class Target:
     @property
     def has_fma(self) -> bool:
         """Without the instruction ``llvm.fma`` becomes a slow library call: multiply, then add."""
-        return self.name != "generic" or platform.machine().lower() in ("aarch64", "arm64")
+        return self.name != "generic" or _IS_ARM
 
     @property
     def has_f16c(self) -> bool:
@@ -96,6 +107,7 @@ class Target:
         return self.has_fma
 
 
+_IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 _V3 = ("avx2", "fma", "f16c", "bmi", "bmi2")
 TARGETS: dict[str, Target] = {
     t.name: t
@@ -127,11 +139,31 @@ TARGETS: dict[str, Target] = {
             tiles=(4, 2, 1),
             registers=16,
         ),
+        # i8mm's matrix instructions want rows of two and a layout of their own; its dot product of
+        # unsigned with signed bytes takes the layout of all the others
+        Target(
+            name="neon_i8mm",
+            lanes=4,
+            needs=("neon", "dotprod", "i8mm"),
+            cpu="",
+            features=("dotprod", "i8mm"),
+            tiles=(8, 4, 2, 1),
+            registers=32,
+        ),
+        Target(
+            name="neon_dotprod",
+            lanes=4,
+            needs=("neon", "dotprod"),
+            cpu="",
+            features=("dotprod",),
+            tiles=(8, 4, 2, 1),
+            registers=32,
+        ),
         Target(
             name="generic",
             lanes=4,
             needs=(),
-            cpu="generic" if platform.machine().lower() in ("aarch64", "arm64") else "x86-64",
+            cpu="generic" if _IS_ARM else "x86-64",
             features=(),
             tiles=(4, 1),
             registers=16,
@@ -143,9 +175,10 @@ TARGETS: dict[str, Target] = {
 @cache
 def _host_features() -> dict[str, bool]:
     try:
-        return dict(llvm.get_host_cpu_features())
+        found = dict(llvm.get_host_cpu_features())
     except RuntimeError:  # LLVM cannot tell on this platform: only the generic target is safe
-        return {}
+        found = {}
+    return found | arm_features() if _IS_ARM else found
 
 
 @cache
@@ -168,28 +201,35 @@ def current() -> Target:
 
 def cpu_description() -> str:
     """What compiled kernels depend on: target, CPU name and its features (part of store keys)."""
-    on = sorted(f for f, present in _host_features().items() if present)
-    return f"{current().name} {llvm.get_host_cpu_name()} {','.join(on)}"
+    return f"{current().name} {llvm.get_host_cpu_name()} {','.join(cpu_features())}"
+
+
+def cpu_features() -> list[str]:
+    """What this CPU can do, in LLVM's names."""
+    return sorted(f for f, present in _host_features().items() if present)
 
 
 def configure_numba() -> None:
     """Make Numba compile for the current target; call before any kernel is compiled."""
     target = current()
-    if not target.cpu:
+    if not target.cpu and not target.features:
         return
-    features = ",".join(f"+{f}" for f in target.features) or "+" + _baseline()
+    # of the host, LLVM may not know what the operating system does
+    known = target.features if target.cpu else (*cpu_features(), *target.features)
+    cpu = target.cpu or llvm.get_host_cpu_name()
+    features = ",".join(f"+{f}" for f in dict.fromkeys(known)) or "+" + _baseline()
     if "numba" in sys.modules:
         config: Any = importlib.import_module("numba.core.config")
-        if (config.CPU_NAME, config.CPU_FEATURES) != (target.cpu, features):
+        if (config.CPU_NAME, config.CPU_FEATURES) != (cpu, features):
             raise TargetError(
                 f"numba was imported before edgellm chose the target {target.name}; "
                 "import edgellm first or unset EDGELLM_TARGET."
             )
         return
-    os.environ["NUMBA_CPU_NAME"] = target.cpu
+    os.environ["NUMBA_CPU_NAME"] = cpu
     os.environ["NUMBA_CPU_FEATURES"] = features
 
 
 def _baseline() -> str:
     # an empty feature string would make Numba add the host's features
-    return "neon" if platform.machine().lower() in ("aarch64", "arm64") else "sse2"
+    return "neon" if _IS_ARM else "sse2"

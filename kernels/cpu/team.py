@@ -257,7 +257,8 @@ def make_worker(futex: int) -> EmitKernel:
 class Team:
     """Threads that run one program's stages; not for use by two callers at once."""
 
-    def __init__(self, n_threads: int, store: KernelStore) -> None:
+    def __init__(self, n_threads: int, store: KernelStore, cpus: tuple[int, ...] = ()) -> None:
+        """The threads stay on ``cpus``, where any are given."""
         system = _System.find()
         self.n_threads = n_threads
         self._worker = store.get(f"worker_{system.futex}", make_worker(system.futex))
@@ -272,7 +273,7 @@ class Team:
         self._pid = os.getpid()
         self._threads = [
             threading.Thread(
-                target=_KERNEL(self._worker), args=(self.header.ctypes.data, i, 0, 0),
+                target=_work, args=(self._worker, self.header.ctypes.data, i, cpus),
                 name=f"edgellm-{i}", daemon=True,
             )
             for i in range(n_threads)
@@ -324,6 +325,13 @@ class Team:
     def close(self) -> None:
         """Stop the threads. Nothing runs afterwards."""
         self._stop()
+
+
+def _work(worker: int, header: int, number: int, cpus: tuple[int, ...]) -> None:
+    """One thread for its whole life."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)  # of this thread
+    _KERNEL(worker)(header, number, 0, 0)
 
 
 def _wake(header: NDArray[np.int64], word: int, syscall: Any, futex: int) -> None:

@@ -382,8 +382,8 @@ class Emitter:
         """a * b + c with one rounding (two on targets without the instruction)."""
         return self._float_call("fma", a, b, c) if self.target.has_fma else a * b + c
 
-    def dot4(self, acc: Value, codes: Value, x: Value) -> Value:
-        return self.target.dot4(self, acc, codes, x)
+    def dot4(self, acc: Value, codes: Value, x: Value, largest: int = 255) -> Value:
+        return self.target.dot4(self, acc, codes, x, largest)
 
     def dot2(self, acc: Value, a: Value, b: Value) -> Value:
         return self.target.dot2(self, acc, a, b)
@@ -394,6 +394,9 @@ class Emitter:
         if self.lanes >= 8 and codes.n in shuffle:  # AVX2 and up shuffle bytes by vector
             table = self.constants(I8, list(levels) * (codes.n // 16))
             return self.call(f"llvm.x86.{shuffle[codes.n]}", codes.type, table, codes).unsigned()
+        if self.target.name.startswith("neon") and codes.n == 16:
+            table = self.constants(I8, list(levels))
+            return self.call("llvm.aarch64.neon.tbl1.v16i8", codes.type, table, codes).unsigned()
         found = self.const(levels[0], I8, codes.n)
         for i, level in enumerate(levels[1:], 1):
             found = self.select(codes.eq(i), self.const(level, I8, codes.n), found)
@@ -536,7 +539,8 @@ class Emitter:
         """x, in a way that LLVM cannot look through: it would turn a sequence of integer sums into
         a tree, whose leaves need many registers."""
         same = ir.FunctionType(x.type, [x.type])
-        return x._like(self.b.call(ir.InlineAsm(same, "", "=x,0"), [x.v]))
+        vectors = "w" if "aarch64" in self.b.module.triple else "x"
+        return x._like(self.b.call(ir.InlineAsm(same, "", f"={vectors},0"), [x.v]))
 
     def align_stack(self) -> None:
         """Let LLVM align the kernel's stack for vectors. It decides so before it knows which

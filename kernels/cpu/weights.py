@@ -26,6 +26,7 @@ from edgellm.quant.block import QuantType
 ReadInto = Callable[[Weight, int, NDArray[np.uint8]], None]  # (weight, first byte, where to)
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 _PIECE_BYTES = 4 << 20
+_READERS = 2  # threads beside one a core, so that the disk has work while others repack
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class PackedWeights:
         pieces = [piece for w in weights for piece in self._pieces(w)]
         total = sum(n for _, _, _, n in pieces)
         done = 0
-        with ThreadPoolExecutor(n_threads) as pool:
+        with ThreadPoolExecutor(n_threads + _READERS) as pool:
             for n in pool.map(lambda piece: self._load(*piece), pieces):
                 done += n
                 if progress is not None:

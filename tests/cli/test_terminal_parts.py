@@ -152,3 +152,16 @@ def test_the_helper_is_started_ahead_only_for_an_unknown_template(
     prestart_helper(path, asked)
     assert bool(calls) is started
     prestart_helper(tmp_path / "absent.gguf", None)  # whoever opens it says so
+
+
+def test_progress_that_goes_to_a_file_is_short(monkeypatch, capsys):
+    from edgellm.cli import _output
+
+    now = [100.0]
+    monkeypatch.setattr(_output.time, "monotonic", lambda: now[0])
+    status = _output.Status()
+    for _ in range(20):
+        status("loading")
+        status.on_terminal("nothing of this")
+        now[0] += 1
+    assert capsys.readouterr().err == "loading\n" * 4

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgellm.kernels.cpu.stages import Stages
 from edgellm.kernels.cpu.store import KernelStore
-from edgellm.kernels.cpu.team import Team, TeamError
+from edgellm.kernels.cpu.team import STAGE_WORDS, Team, TeamError
 from edgellm.kernels.cpu.vector import I64, Emitter, Value
 
 STORE = KernelStore()
@@ -75,3 +78,15 @@ def test_a_closed_team_says_so() -> None:
     team.close()
     with pytest.raises(TeamError, match="closed"):
         team.run(np.zeros((0, 8), np.int64))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs threads bound to CPUs")
+def test_threads_stay_on_the_cpus_they_are_given() -> None:
+    before = os.sched_getaffinity(0)
+    first = min(before)
+    team = Team(2, STORE, cpus=(first,))
+    team.run(np.zeros((0, STAGE_WORDS), np.int64))  # all threads are there
+    others = [int(t) for t in os.listdir("/proc/self/task") if int(t) != threading.get_native_id()]
+    assert sum(os.sched_getaffinity(t) == {first} for t in others) >= 2
+    assert os.sched_getaffinity(0) == before
+    team.close()

@@ -1,0 +1,89 @@
+"""What doctor finds, and what it advises."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+
+from edgellm import doctor
+
+GOOD = {
+    "cpu": {"target": "avx2", "usable_targets": ["avx2", "generic"]},
+    "threads": {"quota": None, "cores": 8},
+    "memory": {"huge_pages": "madvise"},
+    "measured": [
+        {"threads": 1, "read_bandwidth": 20e9, "dot_peak": 1e11},
+        {"threads": 8, "read_bandwidth": 50e9, "dot_peak": 8e11},
+    ],
+    "kernel_store": {"place": "/home/me/kernels", "writable": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("cpu", {"target": "generic"}, "unset it, this CPU can run avx2"),
+        ("kernel_store", {"place": None}, "EDGELLM_KERNEL_STORE=off"),
+        ("kernel_store", {"writable": False}, "another folder in EDGELLM_KERNEL_STORE"),
+        ("threads", {"quota": 2}, "2 of 8 cores"),
+        ("memory", {"huge_pages": "never"}, "madvise"),
+        ("cpu", {"target": "generic", "usable_targets": ["generic"]}, "small models"),
+        ("cpu", {}, "at most 50 tokens/s for each GB"),
+    ],
+)
+def test_advice(part, change, words):
+    facts = copy.deepcopy(GOOD)
+    facts[part].update(change)
+    said = doctor.advice(facts)
+    assert words in said and "\n" not in said
+    assert "One thread reads" not in said
+
+
+def test_one_thread_may_be_enough():
+    facts = copy.deepcopy(GOOD)
+    facts["measured"][0]["read_bandwidth"] = 49e9
+    assert "One thread reads about as fast" in doctor.advice(facts)
+
+
+def test_gpus_are_named_and_never_promised(tmp_path):
+    assert doctor.gpu(tmp_path)["found"] == []
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0/information").write_text("Model: \t NVIDIA GeForce\nIRQ: 1\n")
+    found = doctor.gpu(tmp_path)
+    assert found["found"] == ["NVIDIA GeForce"] and not found["used"]
+    assert "CPU only" in found["why"]
+
+
+def test_huge_pages(tmp_path):
+    setting = tmp_path / "enabled"
+    setting.write_text("always [madvise] never\n")
+    assert doctor.memory(setting)["huge_pages"] == "madvise"
+    assert doctor.memory(tmp_path / "absent")["huge_pages"] is None
+
+
+def test_the_store(tmp_path):
+    place = tmp_path / "kernels" / "avx2-1"
+    assert doctor.kernel_store(place)["writable"]  # it can be made
+    for name, n in (("avx2-1/a", 10), ("avx2-1/b", 5), ("avx2-0/a", 7)):
+        (tmp_path / f"kernels/{name}").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"kernels/{name}.obj").write_bytes(bytes(n))
+    found = doctor.kernel_store(place)
+    assert (found["kernels"], found["bytes"], found["all_bytes"]) == (2, 15, 22)
+    assert found["place"] == str(tmp_path / "kernels")
+    assert doctor.kernel_store(None)["place"] is None
+    if os.geteuid() != 0:
+        place.chmod(0o500)
+        assert not doctor.kernel_store(place)["writable"]
+
+
+def test_this_machine_is_examined(monkeypatch):
+    monkeypatch.setattr("edgellm.kernels.cpu.peaks.last_level_cache", lambda: 1)
+    monkeypatch.setattr("edgellm.kernels.cpu.peaks._LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr("edgellm.kernels.cpu.peaks._TURNS", 10)
+    facts = doctor.examine()
+    assert facts["measured"][0]["threads"] == 1
+    assert all(m["read_bandwidth"] > 0 and m["dot_peak"] > 0 for m in facts["measured"])
+    assert facts["cpu"]["target"] in facts["cpu"]["usable_targets"]
+    assert facts["threads"]["default"] >= 1 and facts["advice"]

@@ -1,0 +1,6 @@
+"""Kernel tests share samples.py and cross.py."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
