@@ -6,6 +6,7 @@ import ctypes
 from pathlib import Path
 
 import architectures
+import gguf
 import numpy as np
 import pytest
 import tiny
