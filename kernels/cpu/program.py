@@ -37,6 +37,7 @@ from edgellm.kernels.rows import select_early
 
 __all__ = ["LOWERINGS", "Program", "ProgramError"]
 
+_SHORT = 16  # tokens: such steps are bound by memory and full of barriers
 _CHUNK_GROUPS, _CHUNKS = 16, 16  # row groups a chunk at most; chunks a matrix at least
 
 
@@ -110,7 +111,7 @@ class Program:
         """One step over what ``inputs`` and ``groups`` describe; logits [n_out, n_vocab] after."""
         self.inputs.counts[0], self.inputs.counts[LINE] = n_tokens, n_out
         self._counters[:] = 0
-        self.team.run(self._records, profile)
+        self.team.run(self._records, profile, is_short=n_tokens <= _SHORT)
         for hooks in self.hooks.values():
             for hook in hooks:
                 hook.raise_error()

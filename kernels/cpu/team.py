@@ -2,7 +2,8 @@
 
 Each worker sits in one native call for the life of the team: it is parked until the step number
 changes, walks all stages, and the last one to finish wakes the caller. The caller's thread is
-never in the team, so Ctrl-C is seen at once; an abort word makes the walk run dry.
+never in the team, so Ctrl-C is seen at once; an abort word makes the walk run dry. A step may take
+fewer threads than there are (see company); the others sleep until they are called again.
 
 A *stage* is a list of kernel calls over the same chunks. Every thread first works through its own
 contiguous range in small chunks from its own counter, which keeps its memory streams apart, and
@@ -27,6 +28,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from edgellm.kernels.cpu.company import Company, waits_of
 from edgellm.kernels.cpu.store import EmitKernel, KernelStore
 from edgellm.kernels.cpu.vector import I32, I64, Emitter, Value
 
@@ -35,9 +37,13 @@ STAGE_WORDS = 8  # calls, number of calls, address of count, flags, counters, ch
 BARRIER, SERIAL = 1, 2  # stage flags
 
 # Words of the header that Python and the walk share; hot ones have a cache line of their own.
-_STAGES, _N_STAGES, _N_THREADS, _PROFILE, _WAIT, _WAKE, _YIELD = range(7)
-_ARRIVED, _GENERATION, _STEP, _FINISHED, _DONE, _ABORT, _EXIT = (LINE * k for k in range(1, 8))
-HEADER_WORDS = LINE * 8
+_STAGES, _N_STAGES, _PROFILE, _WAIT, _WAKE, _YIELD = range(6)
+_ARRIVED, _GENERATION, _STEP, _FINISHED, _DONE, _ABORT, _EXIT, _SIZE = (
+    LINE * k for k in range(1, 9)
+)  # fmt: skip
+HEADER_WORDS = LINE * 9
+# a step's word: its number, and below it how many threads it takes
+_SIZE_BITS = 16
 _SPINS = 100  # pauses (about 2 us) before a waiting thread begins to give its core away
 _YIELDS_PARKED = 100  # times a thread out of work gives it away before it sleeps
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -88,6 +94,7 @@ class _Walk:
 
     def __init__(self, e: Emitter, header: Value, tid: Value, futex: int) -> None:
         self.e, self.h, self.tid, self.futex = e, header, tid, futex
+        self.n_threads = e.const(0)  # of the step
 
     def word(self, index: int) -> Value:
         return self.e.load(I64, self.h + 8 * index)
@@ -162,7 +169,7 @@ class _Walk:
         e = self.e
         generation_at, arrived_at = self.h + 8 * _GENERATION, self.h + 8 * _ARRIVED
         generation = self.get(generation_at)
-        is_last = self.fetch_add(arrived_at, 1).eq(self.word(_N_THREADS) - 1)
+        is_last = self.fetch_add(arrived_at, 1).eq(self.n_threads - 1)
 
         def open_it() -> None:
             with e.when(serial):
@@ -179,7 +186,7 @@ class _Walk:
     def share(self, stage: Value, n: Value) -> None:
         """The thread's own range in chunks, then what the others have left."""
         b, e = self.e.b, self.e
-        n_threads, counters = self.word(_N_THREADS), e.load(I64, stage + 32)
+        n_threads, counters = self.n_threads, e.load(I64, stage + 32)
         size = e.load(I64, stage + 40)
         with e.loop(n_threads) as i:
             owner = (self.tid + i) % n_threads
@@ -223,10 +230,23 @@ class _Walk:
     def finish(self, step: Value) -> None:
         e = self.e
         finished_at, done_at = self.h + 8 * _FINISHED, self.h + 8 * _DONE
-        with e.when(self.fetch_add(finished_at, 1).eq(self.word(_N_THREADS) - 1)):
+        with e.when(self.fetch_add(finished_at, 1).eq(self.n_threads - 1)):
             self.put(0, finished_at)
             self.put(step, done_at)
             self._wake_all(done_at)
+
+    def stay_away(self) -> None:
+        """Sleep until the team is large enough for this thread again."""
+        b, size_at = self.e.b, self.h + 8 * _SIZE
+        check, sleep, done = (b.append_basic_block(f"away.{x}") for x in "csd")
+        b.branch(check)
+        b.position_at_end(check)
+        size = self.get(size_at)
+        b.cbranch((size > self.tid).v, done, sleep)
+        b.position_at_end(sleep)
+        self._sleep_while(size_at, size)
+        b.branch(check)
+        b.position_at_end(done)
 
     def emit(self) -> None:
         b, e = self.e.b, self.e
@@ -239,8 +259,13 @@ class _Walk:
         seen.set(self.get(step_at))
         b.cbranch(self.get(self.h + 8 * _EXIT).ne(0).v, done, step)
         b.position_at_end(step)
-        self.walk()
-        self.finish(seen.get())
+        self.n_threads = seen.get() & ((1 << _SIZE_BITS) - 1)
+
+        def take_part() -> None:
+            self.walk()
+            self.finish(seen.get())
+
+        e.branch(self.tid < self.n_threads, take_part, self.stay_away)
         b.branch(park)
         b.position_at_end(done)
 
@@ -265,7 +290,7 @@ class Team:
         self._words = np.zeros(HEADER_WORDS + LINE, np.int64)
         offset = (-self._words.ctypes.data % 64) // 8
         self.header = self._words[offset : offset + HEADER_WORDS]
-        self.header[_N_THREADS] = n_threads
+        self.header[_SIZE] = n_threads
         self.header[_WAIT] = system.syscall or system.usleep
         self.header[_YIELD] = system.sched_yield
         self._futex = system.futex
@@ -280,23 +305,45 @@ class Team:
         ]  # fmt: skip
         for thread in self._threads:
             thread.start()
+        self._company = Company(n_threads, waits_of([t.native_id or 0 for t in self._threads]))
         self._stop = weakref.finalize(
             self, _stop, self.header, self._threads, self._syscall, system.futex, self._pid
         )
 
-    def run(self, stages: NDArray[np.int64], profile: NDArray[np.int64] | None = None) -> None:
-        """Walk ``stages`` [n, STAGE_WORDS]. KeyboardInterrupt ends the step within milliseconds
-        and is raised when the team is at rest again."""
+    def run(
+        self, stages: NDArray[np.int64], profile: NDArray[np.int64] | None = None,
+        is_short: bool = False,
+    ) -> None:  # fmt: skip
+        """Walk ``stages`` [n, STAGE_WORDS]. In a ``short`` step, of few tokens, threads that keep
+        losing their cores are left out; in a long one they are worth waiting for.
+        KeyboardInterrupt ends the step within milliseconds and is raised when the team is at rest
+        again."""
         if os.getpid() != self._pid:
             raise TeamError("edgellm cannot be used after a fork; load the model in this process")
         if not self._stop.alive:
             raise TeamError("this model was closed")
+        began = time.monotonic()
+        if is_short:
+            size = self._company.begin()
+        else:
+            size = self.n_threads
+            self._company.interrupt()
+        self._walk(stages, profile, size)
+        if is_short:
+            self._company.end(time.monotonic() - began)
+
+    def _walk(
+        self, stages: NDArray[np.int64], profile: NDArray[np.int64] | None, size: int
+    ) -> None:
         h = self.header
         h[_STAGES], h[_N_STAGES] = stages.ctypes.data, len(stages)
         h[_PROFILE] = 0 if profile is None else profile.ctypes.data
         h[_ABORT] = 0
-        h[_STEP] += 1
-        step = h[_STEP]
+        if h[_SIZE] != size:
+            h[_SIZE] = size
+            _wake(h, _SIZE, self._syscall, self._futex)
+        step = ((h[_STEP] >> _SIZE_BITS) + 1) << _SIZE_BITS | size
+        h[_STEP] = step
         _wake(h, _STEP, self._syscall, self._futex)
         try:
             self._wait_done(step)
@@ -351,7 +398,9 @@ def _stop(
     while header[_DONE] != header[_STEP] and time.monotonic() < patience:
         time.sleep(1e-3)  # a step of another thread runs dry first
     header[_EXIT] = 1
-    header[_STEP] += 1
+    header[_STEP] += 1 << _SIZE_BITS
+    header[_SIZE] = len(threads)
     _wake(header, _STEP, syscall, futex)
+    _wake(header, _SIZE, syscall, futex)
     for thread in threads:
         thread.join()
