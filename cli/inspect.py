@@ -149,15 +149,16 @@ def _type_lines(types: list[dict[str, Any]]) -> list[str]:
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
     if "error" in memory:
         return [f"  cannot be run: {visible(memory['error'])}"]
-    return columns(
-        [
-            ("weights", size(memory["weights"]), ""),
-            ("KV cache per token", size(memory["kv_per_token"]), "f16"),
-            (f"KV cache for {memory['n_ctx']:,} tokens", size(memory["kv"]), ""),
-            ("activations", size(memory["arena"]), "about"),
-            ("all", size(memory["total"]), ""),
-        ]
-    )
+    rows = [
+        ("weights", size(memory["weights"]), ""),
+        ("KV cache per token", size(memory["kv_per_token"]), "f16"),
+        (f"KV cache for {memory['n_ctx']:,} tokens", size(memory["kv"]), ""),
+        ("activations", size(memory["arena"]), "about"),
+        ("all", size(memory["total"]), ""),
+    ]
+    if memory["state"]:
+        rows.insert(3, ("state of a sequence", size(memory["state"]), "f32"))
+    return columns(rows)
 
 
 def _one_line(value: Any) -> str:

@@ -53,7 +53,7 @@ def fit_context(
             n_ctx = n_positions
     costs = bill(gguf, n_ctx or trained)
     per_token = max(1, costs.kv_per_token * kv_bytes // 2)
-    room = available_bytes() - costs.weights - costs.arena
+    room = available_bytes() - costs.weights - costs.arena - costs.state * max_num_seqs
     affordable = max(0, int(room * 0.9)) // per_token // BLOCK * BLOCK
     if n_ctx is None:
         n_ctx = min(trained, max(affordable, BLOCK))

@@ -10,6 +10,7 @@ from edgellm.quant.gguf import GGUF
 
 STEP_TOKENS = 256  # tokens of one prefill step, for which the activations are laid out
 KV_ELEMENT = 2  # bytes: f16
+STATE_SLOTS = 2  # of each sequence: what a step began with stays until it is done
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -22,21 +23,23 @@ class Bill:
     kv_per_token: int  # of a sequence that no window has cut yet
     kv: int  # of one sequence that fills the context
     arena: int
+    state: int  # of one sequence in recurrent layers, however long it is
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.arena
+        return self.weights + self.kv + self.arena + self.state
 
 
 def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
     """GGUFError for a file whose architecture cannot be run."""
     config, graph = build_graph(model)
     n_ctx = n_ctx or config.n_ctx
-    per_token = kv = 0
+    per_token = kv = state = 0
     widths: Counter[int | None] = Counter()
     for op in graph.ops:
         if op.output.rows == "tokens":
             widths[op.layer] += op.output.dim
+        state += STATE_SLOTS * 4 * op.n_state
         if op.kind == "attention":
             lengths = op.attrs["head_dim"] + op.attrs["v_dim"]
             row = op.attrs["n_kv_heads"] * lengths * KV_ELEMENT
@@ -52,6 +55,7 @@ def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
         kv_per_token=per_token,
         kv=kv,
         arena=4 * (STEP_TOKENS * max(widths.values()) + graph.output.dim),
+        state=state,
     )
 
 

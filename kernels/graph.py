@@ -102,6 +102,16 @@ class Op:
     attrs: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def n_state(self) -> int:
+        """Floats that a recurrent op keeps of a sequence."""
+        if self.kind == "conv1d":
+            n_taps, channels = self.weights["weight"].shape
+            return (n_taps - 1) * channels
+        if self.kind == "delta_rule":  # d_k * d_v of each value head
+            return self.inputs[0].dim // int(self.attrs["n_k_heads"]) * self.output.dim
+        return 0
+
+    @property
     def label(self) -> str:
         """How messages name the op: its layer and its kind or weight."""
         what = next(iter(self.weights.values())).name if self.weights else self.kind

@@ -57,7 +57,7 @@ def _gelu(e: Emitter, x: Value) -> Value:
 
 def _softplus(e: Emitter, x: Value) -> Value:
     """max(x, 0) + log1p(exp(-|x|)), which neither overflows nor cancels."""
-    return e.maximum(x, x * 0.0) + e.log1p(e.exp(-e.abs(x)))
+    return e.maximum(x, e.const(0.0, F32, x.n)) + e.log1p(e.exp(-e.abs(x)))
 
 
 def _swiglu_clamped(e: Emitter, gate: Value, up: Value) -> Value:

@@ -47,15 +47,16 @@ def _moe_linear(p: Program, op: Op) -> None:
 
 def _head_linear(p: Program, op: Op) -> None:
     n_heads = op.attrs["n_used"]
-    if n_heads not in p.places:
+    key = n_heads, op.output.rows
+    if key not in p.places:
         starts, places = _grouping(p, n_heads, n_heads, p.rows(op.output))
         kernel = p.store.get(f"head_groups_{n_heads}", experts.make_head_groups(n_heads))
         args: list[Argument] = [p.count(op.output), starts, places]
         p.stages.parallel(
             op.label, kernel, args, p.stages.constant(1), 1, [], [starts, places]
         )  # fmt: skip
-        p.places[n_heads] = starts, places
-    _grouped_linear(p, op, *p.places[n_heads])
+        p.places[key] = starts, places
+    _grouped_linear(p, op, *p.places[key])
 
 
 def _grouped_linear(p: Program, op: Op, starts: Buffer, places: Buffer) -> None:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from edgellm.kernels.cpu.program import Program
 
 
-def _states(p: Program, op: Op, n_floats: int) -> int:
+def _states(p: Program, op: Op) -> int:
     """The address of an op's states: two slots for each sequence. They outlive lowering."""
     if id(op) not in p.states:
-        p.states[id(op)] = allocate(2 * p.limits.max_seqs * 4 * n_floats)
+        p.states[id(op)] = allocate(2 * p.limits.max_seqs * 4 * op.n_state)
     return p.states[id(op)].ctypes.data
 
 
@@ -28,7 +28,7 @@ def _conv1d(p: Program, op: Op) -> None:
     kernel = p.store.get(f"conv1d_{n_taps}", recurrent.make_conv1d(n_taps))
     args: list[Argument] = [
         x, x.row_bytes, p.vector(taps, transposed=True), channels, out, out.row_bytes,
-        _states(p, op, (n_taps - 1) * channels),
+        _states(p, op),
         p.inputs.runs.ctypes.data, p.inputs.n_runs.ctypes.data,
     ]  # fmt: skip
     n_work = p.stages.constant(channels // p.target.lanes)
@@ -49,7 +49,7 @@ def _delta_rule(p: Program, op: Op) -> None:
     for buffer in [*inputs, out]:
         args += [buffer, buffer.row_bytes]
     args += [
-        _states(p, op, n_v_heads * d_k * d_v),
+        _states(p, op),
         p.inputs.runs.ctypes.data, p.inputs.n_runs.ctypes.data,
     ]  # fmt: skip
     n_work = p.stages.constant(op.output.dim // p.target.lanes)

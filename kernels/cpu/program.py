@@ -32,7 +32,7 @@ from edgellm.kernels.cpu.stages import Argument, Buffer, Stages
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.kernels.cpu.team import LINE, Team
 from edgellm.kernels.cpu.weights import LinearKernel, PackedWeights, ReadInto, linear_kernel
-from edgellm.kernels.graph import MATRIX_OPS, Graph, Op, Rope, Tensor, Weight
+from edgellm.kernels.graph import MATRIX_OPS, Graph, Op, Rope, Rows, Tensor, Weight
 from edgellm.kernels.rope import RopeTable
 from edgellm.kernels.rows import select_early
 
@@ -91,7 +91,8 @@ class Program:
         self.stages = Stages()
         self.buffers: dict[Tensor, Buffer] = {}
         self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
-        self.places: dict[Tensor | int, tuple[Buffer, Buffer]] = {}  # of a route: see experts
+        # where rows go, by route or by heads and kind of rows: see experts
+        self.places: dict[Tensor | tuple[int, Rows], tuple[Buffer, Buffer]] = {}
         for op in self.graph.ops:
             LOWERINGS.get(op.kind, _refuse)(self, op)
             for hook in self.hooks.get(op.output, ()):

@@ -13,6 +13,7 @@ from invariance import check_invariance, tokens_of
 
 from edgellm import LLM, SamplingParams
 from edgellm.errors import EdgeLLMError
+from edgellm.memory import bill
 from edgellm.models import architectures as known
 from edgellm.models import build_graph
 from edgellm.models.config import ModelError
@@ -90,6 +91,16 @@ def test_a_hybrid_model_after_a_rollback_equals_a_fresh_run(model: Make, name: s
             assert llm.generate(prompt, GREEDY).tokens == fresh(prompt)
         again = llm.generate(start, GREEDY)
         assert again.tokens == first.tokens and again.timings["cache_n"] == 0
+
+
+def test_states_are_on_the_memory_bill(model: Make) -> None:
+    with GGUF(model("qwen35")) as file:
+        cost = bill(file)
+    convolution, delta = 3 * (2 * 32 + 64), 4 * 16 * 16  # one layer of each kind has them
+    assert cost.state == 2 * 4 * (convolution + delta)
+    assert cost.total == cost.weights + cost.kv + cost.arena + cost.state
+    with GGUF(model("deepseek2")) as file:  # latent vectors and rotated keys, as keys and values
+        assert bill(file).kv_per_token == 2 * (64 + 16 + 64) * 2
 
 
 def test_a_hybrid_model_goes_on_from_where_it_ended(model: Make) -> None:

@@ -6,6 +6,7 @@ import ctypes
 from pathlib import Path
 
 import architectures
+import gguf
 import numpy as np
 import pytest
 import tiny
@@ -232,7 +233,7 @@ def logits_and_reference(path: Path, tokens: NDArray[np.int64]):  # type: ignore
             values = weight.type.dequantize(raw.reshape(-1, info.row_bytes))
             return values.reshape(weight.shape[::-1])
 
-        return found, reference.run(graph, tokens, load)
+        return found, reference.run(graph, tokens, load, 512)
 
 
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
@@ -274,6 +275,32 @@ def test_every_op_of_every_architecture_agrees_with_the_reference(
             greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
             llm.generate([list(range(1, 90)), [5], list(range(40, 50))], greedy)
             llm.logits(list(range(96)) * 4)
+    assert "agree with the reference" in capfd.readouterr().err
+
+
+def test_every_number_format_in_matrices_and_stacked_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Seven matrices a layer, three of them experts, take the formats in turn."""
+    from edgellm import LLM
+
+    def quantize(values: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDArray[np.uint8]:
+        rows = random_rows(kind.name.lower(), values[..., 0].size, values.shape[-1], kind)
+        return rows.reshape(*values.shape[:-1], -1)
+
+    monkeypatch.setattr(architectures, "quantize", quantize)
+    monkeypatch.setenv("EDGELLM_TRACE", "ops")
+    kinds = tuple(gguf.GGMLQuantizationType(t.id) for t in TYPES.values() if t.name != "f32")
+    path = architectures.write(
+        tmp_path / "model.gguf", "llama-moe", types=kinds, block_count=10, embedding_length=256,
+        feed_forward_length=256, attention__key_length=64, attention__value_length=64,
+        rope__dimension_count=64,
+    )  # fmt: skip
+    with GGUF(path) as file:
+        stacked = {t.type.name for t in file.tensors.values() if len(t.shape) == 3}
+    assert stacked == set(NAMES) - {"f32"}
+    with LLM(path, n_ctx=256, n_threads=2) as llm:
+        llm.logits(list(range(40)))
     assert "agree with the reference" in capfd.readouterr().err
 
 
