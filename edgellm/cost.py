@@ -31,7 +31,7 @@ def step_cost(graph: Graph, kv_bytes: int, runs: list[tuple[int, int]], n_out: i
             if op.kind == "moe_linear":
                 n_rows *= op.attrs["n_used"]
                 used = min(weight.shape[2], n_rows)  # at most: tokens may share experts
-            kernel = linear_kernel(weight.type, targets.current(), graph.precise)
+            kernel = linear_kernel(weight.type, targets.current(), weight.precise)
             n_bytes += used * weight.type.row_bytes(weight.n_in) * weight.n_out
             dots += kernel.activation.terms * n_rows * weight.n_in * weight.n_out
         elif op.kind == "attention":

@@ -453,7 +453,7 @@ class LLM:
         for op in self._graph.ops:
             if op.kind in MATRIX_OPS:
                 weight = op.weights["weight"]
-                kernel = linear_kernel(weight.type, targets.current(), self._graph.precise)
+                kernel = linear_kernel(weight.type, targets.current(), weight.precise)
                 rows.append(
                     {"tensor": weight.name, "type": weight.type.name, "shape": weight.shape,
                      "kernel": kernel.name, "packed": kernel.is_packed}

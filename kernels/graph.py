@@ -11,7 +11,8 @@ in each back end that wants it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edgellm.quant.block import QuantType
@@ -35,6 +36,7 @@ class Weight:
     name: str
     type: QuantType
     shape: tuple[int, ...]
+    precise: bool = False  # its inputs have outliers: 8 bits are too few for them
 
     @property
     def n_in(self) -> int:
@@ -121,9 +123,9 @@ class Op:
 class Graph:
     """Builds the ops in order; every method returns the op's output tensor."""
 
-    def __init__(self, precise: bool = False) -> None:
-        """``precise``: the model's activations have outliers, which blocks of 8 bits would take
-        from their neighbours; back ends use 15 bits or more."""
+    def __init__(self, precise: Collection[str] = ()) -> None:
+        """``precise``: names of matrices (``attn_q``) whose inputs have outliers, which blocks of
+        8 bits would take from their neighbours; back ends use 14 bits or more for them."""
         self.precise = precise
         self.ops: list[Op] = []
         self.layer: int | None = None
@@ -141,6 +143,10 @@ class Graph:
         output = Tensor(dim, rows or (inputs[0].rows if inputs else "tokens"), self._n_tensors)
         self._n_tensors += 1
         present = {k: w for k, w in (weights or {}).items() if w is not None}
+        if kind in MATRIX_OPS:
+            matrix = present["weight"]
+            short = matrix.name.removesuffix(".weight").rpartition(".")[2]
+            present["weight"] = replace(matrix, precise=short in self.precise)
         self.ops.append(Op(kind, inputs, output, self.layer, present, attrs))
         return output
 

@@ -11,8 +11,9 @@ from edgellm.models.config import Config
 
 
 def build(c: Config) -> Graph:
-    # outliers: with 8-bit activations the 270M diverges ten times as much (KL 0.006 to 0.02)
-    g = Graph(precise=True)
+    # with 8-bit activations these inputs move the loss of the 270M by 0.001 to 0.006, all others
+    # together by less than 0.001
+    g = Graph(precise=("attn_q", "attn_k", "attn_v", "attn_output", "ffn_down"))
     window = c.integer("attention.sliding_window", 1, 1 << 24)
     sliding = c.sliding_layers(6)
     # linear scaling, where a file has it, stretches the global layers only

@@ -65,7 +65,10 @@ class Program:
             if op.kind in MATRIX_OPS
         }
         self._kernels = {
-            w.type.id: linear_kernel(w.type, self.target, graph.precise) for w in matrices.values()
+            (w.type.id, w.precise): linear_kernel(w.type, self.target, w.precise)
+            for op in graph.ops
+            if op.kind in MATRIX_OPS
+            for w in (op.weights["weight"],)
         }
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self.cache_layers: dict[int, int] = {}  # attention op -> its number in its group
@@ -87,7 +90,7 @@ class Program:
     def lower(self) -> None:
         """Ops to stages and memory; again when hooks come or go. Weights and caches stay."""
         self.graph = select_early(self._whole, self.hooks)
-        self._wanted = _activations_wanted(self.graph, self._kernels)
+        self._wanted = self._activations_wanted()
         self.stages = Stages()
         self.buffers: dict[Tensor, Buffer] = {}
         self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
@@ -212,9 +215,23 @@ class Program:
     ) -> None:
         self.stages.rows(op.label, kernel, args, self.count(op.output), reads, [out])
 
+    def _kernel_of(self, weight: Weight) -> LinearKernel:
+        return self._kernels[weight.type.id, weight.precise]
+
+    def _activations_wanted(self) -> dict[Tensor, list[Activation]]:
+        """The quantized formats in which each tensor is read."""
+        wanted: dict[Tensor, list[Activation]] = {}
+        for op in self.graph.ops:
+            if op.kind in MATRIX_OPS:
+                form = self._kernel_of(op.weights["weight"]).activation
+                forms = wanted.setdefault(op.inputs[0], [])
+                if form is not PLAIN and form not in forms:
+                    forms.append(form)
+        return wanted
+
     def as_read(self, op: Op, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """The input [n, dim] of a linear op as its kernel reads it."""
-        return quantized(x, self._kernels[op.weights["weight"].type.id].activation)
+        return quantized(x, self._kernel_of(op.weights["weight"]).activation)
 
     def group_of(self, op: Op) -> AttentionGroup:
         """The cache group of an attention op."""
@@ -228,7 +245,7 @@ class Program:
 
     def matrix(self, weight: Weight) -> tuple[LinearKernel, int, int, int, int]:
         """Kernel, blocks a row, row groups, groups a chunk and chunks of a matrix."""
-        kernel = self._kernels[weight.type.id]
+        kernel = self._kernel_of(weight)
         span = max(kernel.tile.block, kernel.activation.span)
         if weight.n_in % span:
             raise ProgramError(
@@ -265,17 +282,3 @@ LOWERINGS: dict[str, Lowering] = {
     **lower_experts.LOWERINGS,
     **lower_recurrent.LOWERINGS,
 }
-
-
-def _activations_wanted(
-    graph: Graph, kernels: dict[int, LinearKernel]
-) -> dict[Tensor, list[Activation]]:
-    """The quantized formats in which each tensor is read."""
-    wanted: dict[Tensor, list[Activation]] = {}
-    for op in graph.ops:
-        if op.kind in MATRIX_OPS:
-            form = kernels[op.weights["weight"].type.id].activation
-            forms = wanted.setdefault(op.inputs[0], [])
-            if form is not PLAIN and form not in forms:
-                forms.append(form)
-    return wanted

@@ -51,7 +51,7 @@ class LinearKernel:
 
 
 def linear_kernel(quant_type: QuantType, target: Target, precise: bool = False) -> LinearKernel:
-    """The kernel for weights of a type; ``precise`` ones read activations of 15 bits."""
+    """The kernel for weights of a type; ``precise`` ones read activations of 14 bits."""
     if quant_type.name in LAYOUTS:
         layout = LAYOUTS[quant_type.name]
         form = layout.form.precise() if precise else layout.form
