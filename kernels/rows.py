@@ -7,7 +7,7 @@ layer's attention is computed for those tokens alone, and for none while a long 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from edgellm.kernels.graph import ROW_WISE, Graph, Op, Tensor
@@ -24,12 +24,11 @@ def select_early(graph: Graph, keep: Collection[Tensor]) -> Graph:
     for op in graph.ops:
         for tensor in op.inputs:
             readers.setdefault(tensor, []).append(op)
-    narrow: dict[Tensor, Tensor] = {}  # tensors of which only selected rows are read
-    for op in reversed(graph.ops):
-        tensor = op.output
-        if op.kind in ROW_WISE and tensor not in keep and tensor.rows == "tokens":
-            if all(r is select or r.output in narrow for r in readers.get(tensor, ())):
-                narrow[tensor] = replace(tensor, rows="out")
+    whole = set(keep)
+    narrow = _narrow(graph, readers, whole)
+    while split := _read_in_part(graph, narrow):  # a choice of experts serves all rows or none
+        whole |= split
+        narrow = _narrow(graph, readers, whole)
     out = Graph(graph.precise)
 
     def selected(tensor: Tensor) -> Tensor:
@@ -51,3 +50,23 @@ def select_early(graph: Graph, keep: Collection[Tensor]) -> Graph:
         else:
             out.ops.append(op)
     return out
+
+
+def _narrow(
+    graph: Graph, readers: Mapping[Tensor, list[Op]], whole: Collection[Tensor]
+) -> dict[Tensor, Tensor]:
+    """Tensors of which only selected rows are read, as they are then; ``whole`` ones stay."""
+    narrow: dict[Tensor, Tensor] = {}
+    for op in reversed(graph.ops):
+        tensor = op.output
+        if op.kind in ROW_WISE and tensor not in whole and tensor.rows == "tokens":
+            if all(r.kind == "select" or r.output in narrow for r in readers.get(tensor, ())):
+                narrow[tensor] = replace(tensor, rows="out")
+    return narrow
+
+
+def _read_in_part(graph: Graph, narrow: Mapping[Tensor, Tensor]) -> set[Tensor]:
+    """Narrow tensors that come from a choice of experts which is needed for all rows: its grouping
+    of rows cannot be selected from."""
+    routes = {op.output for op in graph.ops if op.kind == "moe_route"} - narrow.keys()
+    return {op.output for op in graph.ops if op.output in narrow and not routes.isdisjoint(op.inputs)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import architectures
 import numpy as np
 import pytest
 
@@ -109,3 +110,30 @@ def test_a_hook_may_remove_itself(llm: LLM) -> None:
 def test_an_unknown_name_lists_what_there_is(llm: LLM) -> None:
     with pytest.raises(EdgeLLMError, match=r"'blk.9.resid'.*blk.N.attn_q.*N = 0 to 1"):
         llm.on("blk.9.resid", lambda x: None)
+
+
+@pytest.mark.parametrize("name", ["llama-moe", "deepseek2", "qwen35moe"])
+def test_every_matrix_of_a_layer_with_experts_can_be_hooked(tmp_path: Path, name: str) -> None:
+    """Behind the last attention only wanted rows are computed; who looks at one tensor sees all."""
+    with LLM(architectures.write(tmp_path / "model.gguf", name), n_ctx=256) as llm:
+        plain, text = llm.logits(TOKENS[:80]), llm.generate(TOKENS[:80], GREEDY).tokens
+        last = f"blk.{llm.config.n_layers - 1}."
+        with pytest.raises(EdgeLLMError, match="No tensor") as caught:
+            llm.on("none", print)
+        parts = str(caught.value).split(" has ")[1].split(" for layers")[0].split(", ")
+        hooked = set()
+        for part in parts:
+            if not part.startswith("blk.N."):
+                continue
+            seen: list[int] = []
+            try:
+                remove = llm.on(part.replace("blk.N.", last), lambda x: seen.append(len(x)))
+            except EdgeLLMError:  # only other layers have it
+                continue
+            assert llm.generate(TOKENS[:80], GREEDY).tokens == text, part
+            assert sum(seen) == 80 + GREEDY.max_tokens - 1, part
+            assert np.array_equal(llm.logits(TOKENS[:80]), plain), part
+            remove()
+            hooked.add(part)
+        assert {"blk.N.resid", "blk.N.ffn_down_exps"} <= hooked
+        assert np.array_equal(llm.logits(TOKENS[:80]), plain)
