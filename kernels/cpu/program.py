@@ -23,6 +23,7 @@ from edgellm.kernels.cpu import (
 )
 from edgellm.kernels.cpu.activations import PLAIN, Activation, make_quantize, quantized
 from edgellm.kernels.cpu.attention import AttentionShape
+from edgellm.kernels.cpu.gated import columns_of_chunk, gated_blocks, lower_gated
 from edgellm.kernels.cpu.hooks import Hook, HookFunction
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits, StepInputs
 from edgellm.kernels.cpu.linear import make_linear
@@ -96,11 +97,17 @@ class Program:
         self._quantized: dict[tuple[Tensor, Activation], Buffer] = {}
         # where rows go, by route or by heads and kind of rows: see experts
         self.places: dict[Tensor | tuple[int, Rows], tuple[Buffer, Buffer]] = {}
+        gated = gated_blocks(self.graph, set(self.hooks))
+        columns = {op: n for op in gated if (n := columns_of_chunk(self, op))}
+        within = {op for block in columns for op in gated[block]}
         for op in self.graph.ops:
-            LOWERINGS.get(op.kind, _refuse)(self, op)
-            for hook in self.hooks.get(op.output, ()):
-                self._lower_hook(op, hook)
-            self._quantize_output(op.output)
+            if op in columns:
+                lower_gated(self, op, gated[op], columns[op])
+            elif op not in within:
+                LOWERINGS.get(op.kind, _refuse)(self, op)
+                for hook in self.hooks.get(op.output, ()):
+                    self._lower_hook(op, hook)
+                self._quantize_output(op.output)
         self._arena = self.stages.plan(self._share_memory)
         self._records, self._counters = self.stages.records(self.limits.n_threads)
         self.logits = self._view(self.graph.output)
@@ -201,14 +208,21 @@ class Program:
 
     def _quantize_output(self, x: Tensor) -> None:
         """Quantize a tensor right where it is made, once for each format its readers want."""
-        for form in self._wanted.get(x, ()):
+        for form in self.forms(x):
             kernel = self.store.get(f"quantize_{form.name}", make_quantize(form))
-            source = self.buffers[x]
-            out = self.stages.buffer(source.n_rows, form.row_bytes(x.dim))
-            self._quantized[x, form] = out
+            source, out = self.buffers[x], self.quantized_buffer(x, form)
             n_spans = x.dim // form.span
             args: list[Argument] = [source, source.row_bytes, out, out.row_bytes, n_spans]
             self.stages.rows("quantize", kernel, args, self.count(x), [source], [out])
+
+    def forms(self, x: Tensor) -> list[Activation]:
+        """The quantized formats in which a tensor is read."""
+        return self._wanted.get(x, [])
+
+    def quantized_buffer(self, x: Tensor, form: Activation) -> Buffer:
+        out = self.stages.buffer(self.buffers[x].n_rows, form.row_bytes(x.dim))
+        self._quantized[x, form] = out
+        return out
 
     def row_op(
         self, op: Op, kernel: int, args: list[Argument], reads: list[Buffer], out: Buffer
@@ -256,19 +270,24 @@ class Program:
         chunk = max(1, min(_CHUNK_GROUPS, -(-n_groups // _CHUNKS)))
         return kernel, n_blocks, n_groups, chunk, -(-n_groups // chunk)
 
+    def linear_call(self, op: Op, chunk: int) -> tuple[int, list[Argument], Buffer, Buffer]:
+        """A linear op's kernel, with its arguments for ``chunk`` groups at a time, input and
+        output."""
+        weight, bias = op.weights["weight"], op.weights.get("bias")
+        kernel, n_blocks, n_groups, _, _ = self.matrix(weight)
+        x, out = self.activations(op.inputs[0], kernel.activation), self.output(op)
+        args: list[Argument] = [
+            self.weights.address(weight), x, out, n_blocks, x.row_bytes, out.row_bytes,
+            self.vector(bias) if bias is not None else 0, n_groups, chunk,
+            kernel.group_bytes(weight, self.target.lanes), self.count(op.output),
+        ]  # fmt: skip
+        return self._linear_address(kernel), args, x, out
+
 
 def _linear(p: Program, op: Op) -> None:
-    weight, bias = op.weights["weight"], op.weights.get("bias")
-    kernel, n_blocks, n_groups, chunk, n_chunks = p.matrix(weight)
-    x, out = p.activations(op.inputs[0], kernel.activation), p.output(op)
-    args: list[Argument] = [
-        p.weights.address(weight), x, out, n_blocks, x.row_bytes, out.row_bytes,
-        p.vector(bias) if bias is not None else 0, n_groups, chunk,
-        kernel.group_bytes(weight, p.target.lanes), p.count(op.output),
-    ]  # fmt: skip
-    p.stages.parallel(
-        op.label, p._linear_address(kernel), args, p.stages.constant(n_chunks), 1, [x], [out]
-    )
+    *_, chunk, n_chunks = p.matrix(op.weights["weight"])
+    kernel, args, x, out = p.linear_call(op, chunk)
+    p.stages.parallel(op.label, kernel, args, p.stages.constant(n_chunks), 1, [x], [out])
 
 
 def _refuse(p: Program, op: Op) -> None:

@@ -105,10 +105,16 @@ class Stages:
         reads: list[Buffer], writes: list[Buffer],
     ) -> None:  # fmt: skip
         """A stage of its own over ``count`` work items (an address), ``chunk`` at a time."""
-        self.stages.append(
-            Stage(label, [Call(kernel, args)], count, chunk, False,
-                  {b.whole for b in reads}, {b.whole for b in writes})
-        )  # fmt: skip
+        self.chain(label, [Call(kernel, args)], count, chunk, reads, writes)
+
+    def chain(
+        self, label: str, calls: list[Call], count: int, chunk: int,
+        reads: list[Buffer], writes: list[Buffer],
+    ) -> None:  # fmt: skip
+        """Calls one after the other on each chunk of work items: none needs anything of other
+        chunks."""
+        read, written = {b.whole for b in reads}, {b.whole for b in writes}
+        self.stages.append(Stage(label, calls, count, chunk, False, read - written, written))
 
     # ---- planning -----------------------------------------------------------------------------
 
