@@ -69,4 +69,6 @@ def _read_in_part(graph: Graph, narrow: Mapping[Tensor, Tensor]) -> set[Tensor]:
     """Narrow tensors that come from a choice of experts which is needed for all rows: its grouping
     of rows cannot be selected from."""
     routes = {op.output for op in graph.ops if op.kind == "moe_route"} - narrow.keys()
-    return {op.output for op in graph.ops if op.output in narrow and not routes.isdisjoint(op.inputs)}
+    return {
+        op.output for op in graph.ops if op.output in narrow and not routes.isdisjoint(op.inputs)
+    }

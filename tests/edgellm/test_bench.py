@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -145,7 +146,12 @@ def test_reports_are_kept_and_compared(tmp_path):
     assert [r["test"] for r in baseline.load(path)] == ["pp512", "tg128"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]x", '{"a": 1}', '[{"test": "pp1"}]'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]x", '{"a": 1}', '[{"test": "pp1"}]', "[" * 100_000,
+     json.dumps([row("pp1", [math.inf])]), json.dumps([row("pp1", [1]) | {"test": ["pp1"]}])],
+    ids=range(8),
+)  # fmt: skip
 def test_what_is_no_report_is_refused(tmp_path, text):
     path = tmp_path / "b.json"
     path.write_text(text)
@@ -158,5 +164,8 @@ def test_absent_and_foreign_reports_are_refused(tmp_path):
         baseline.load(str(tmp_path / "no.json"))
     with pytest.raises(EdgeLLMError, match="--save"):
         baseline.save(str(tmp_path / "no" / "b.json"), [row("pp1", [1])])
+    with pytest.raises(EdgeLLMError, match="no folder"):
+        baseline.check_place(str(tmp_path / "no" / "b.json"))
+    baseline.check_place(str(tmp_path / "b.json"))
     with pytest.raises(EdgeLLMError, match="in common"):
         baseline.compare([row("tg9", [1])], [row("tg8", [1])])

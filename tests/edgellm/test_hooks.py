@@ -127,7 +127,9 @@ def test_every_matrix_of_a_layer_with_experts_can_be_hooked(tmp_path: Path, name
                 continue
             seen: list[int] = []
             try:
-                remove = llm.on(part.replace("blk.N.", last), lambda x: seen.append(len(x)))
+                remove = llm.on(
+                    part.replace("blk.N.", last), lambda x, seen=seen: seen.append(len(x))
+                )
             except EdgeLLMError:  # only other layers have it
                 continue
             assert llm.generate(TOKENS[:80], GREEDY).tokens == text, part
