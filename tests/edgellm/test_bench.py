@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import architectures
 import numpy as np
 import pytest
 
@@ -123,6 +124,12 @@ def test_more_than_fits_is_an_error_with_the_flags(tiny_model):
 
 
 # ---- reports in files ---------------------------------------------------------------------------
+
+
+def test_more_than_a_model_has_positions_is_an_error_with_the_flags(tmp_path):
+    path = architectures.write(tmp_path / "gpt2.gguf", "gpt2")
+    with pytest.raises(EdgeLLMError, match=r"needs 600 positions and this model has 512.*-p"):
+        bench.bench(str(path), workloads([600], [], [0], []))
 
 
 def row(test: str, speeds: list[float], **more: object) -> dict[str, object]:
