@@ -95,6 +95,8 @@ def command(
     from edgellm.bench import bench, workloads
 
     old = baseline.load(compare) if compare is not None else None
+    if save is not None:
+        baseline.check_place(save)
     widths = [n for n in numbers(batch) if n]
     tests = workloads(numbers(n_prompt), numbers(n_gen), numbers(depth), widths)
     status = Status()

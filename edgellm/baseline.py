@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,14 @@ class Change:
     ratio: Ratio
 
 
+def check_place(path: str) -> None:
+    """Raises what would keep ``save`` from writing there, before anything is measured."""
+    if os.path.exists(path):
+        load(path)
+    elif not os.path.isdir(folder := os.path.dirname(path) or "."):
+        raise EdgeLLMError(f"The report cannot be written to {path} (--save): no folder {folder}.")
+
+
 def save(path: str, rows: Rows) -> None:
     """Write a report; rows of other models that the file holds stay, so that one file can be the
     baseline of several models."""
@@ -45,7 +54,7 @@ def load(path: str) -> Rows:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise EdgeLLMError(f"The report {path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EdgeLLMError(
             f"{path} is no report: it is not JSON; write one with `edgellm bench --save`."
         ) from None
@@ -60,9 +69,10 @@ def _is_row(row: Any) -> bool:
     return (
         isinstance(row, dict)
         and all(key in row for key in _NEEDED)
+        and isinstance(row["test"], str)
         and isinstance(row["samples_ts"], list)
         and len(row["samples_ts"]) > 0
-        and all(isinstance(x, int | float) and x > 0 for x in row["samples_ts"])
+        and all(isinstance(x, int | float) and 0 < x < math.inf for x in row["samples_ts"])
     )
 
 

@@ -318,5 +318,10 @@ def bench(
             "into memory: ask for less with -d, -p or -n."
         ) from None
     with llm:
+        if llm.n_ctx < limits["n_ctx"]:  # learned positions end a model's context
+            raise EdgeLLMError(
+                f"The longest test needs {limits['n_ctx']:,} positions and this model has "
+                f"{llm.n_ctx:,}: ask for less with -d, -p or -n."
+            )
         shared = machine(llm)
         return [{**shared, **row} for row in Bench(llm, say).run(tests, repetitions)]

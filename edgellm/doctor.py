@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,17 @@ def kernel_store(place: Path | None) -> dict[str, Any]:
         "kernels": len(mine),
         "bytes": sum(mine),
         "all_bytes": sum(everything),
-        "writable": existing.is_dir() and os.access(existing, os.W_OK),
+        "writable": _is_writable(existing),
     }
+
+
+def _is_writable(folder: Path) -> bool:
+    """By writing: permissions say nothing of file systems that take no files."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def gpu(nvidia: Path = _NVIDIA) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from edgellm.kernels.cpu.cores import CpuMaskError, allowed_cpus, default_thread
 from edgellm.kernels.cpu.hooks import HookFunction, inside_hook
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.cpu.program import ProgramError
-from edgellm.kernels.cpu.team import TeamError
+from edgellm.kernels.cpu.team import MOST_THREADS, TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Tensor
@@ -115,6 +115,9 @@ class LLM:
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
             self._gguf.close()
             raise EdgeLLMError(str(error)) from None
+        except TeamError as error:
+            self._gguf.close()
+            raise EdgeLLMError(f"{error} (-t).") from None
         except BaseException:
             self._gguf.close()
             raise
@@ -565,6 +568,8 @@ def _check_positive(**values: int | None) -> None:
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if value is not None and (not whole or value < 1):
             raise EdgeLLMError(f"{name} must be a whole number of at least 1, not {value!r}.")
+    if (n := values.get("n_threads")) is not None and n > MOST_THREADS:
+        raise EdgeLLMError(f"n_threads is {n}; at most {MOST_THREADS} threads work together (-t).")
 
 
 __all__ = ["LLM", "SINKS", "Completion", "ContextFull", "EngineError"]

@@ -5,6 +5,7 @@ All of it becomes metadata before the model is built, so an architecture reads o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
@@ -55,6 +56,9 @@ def apply(gguf: GGUF, overrides: Mapping[str, Any]) -> None:
     settings = {name: value for name, value in settings.items() if value is not None}
     for name, value in settings.items():
         _check(name, value)
+    for name in ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"):
+        if settings.get(name, 0) < 0:  # llama.cpp's word for what the file says
+            del settings[name]
     if "rope_freq_scale" in settings:
         if "rope_scale" in settings:
             raise EdgeLLMError("rope_scale and rope_freq_scale say the same: give one of them.")
@@ -84,7 +88,9 @@ def _check(name: str, value: Any) -> None:
     kind = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind):
         raise EdgeLLMError(f"{name} must be a {'whole ' * whole}number, not {value!r}.")
-    if name.startswith("rope_") and not 0 < value < float("inf"):
+    if not math.isfinite(value):
+        raise EdgeLLMError(f"{name} must be a finite number, not {value!r}.")
+    if name.startswith("rope_") and value <= 0:
         raise EdgeLLMError(f"{name} must be above 0, not {value!r}.")
 
 

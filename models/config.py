@@ -162,17 +162,17 @@ class Config:
         w, half = self.weights, dim // 2
         magnitude = self.number("rope.scaling.attn_factor", 1e-3, 1e3, 1.0)
         n_ctx = self.integer("rope.scaling.original_context_length", 1, 1 << 24, self.n_ctx)
+        magnitude *= self.number("rope.scaling.yarn_attn_factor", 0.0, 1e3, 1.0)
+        # how much of YaRN's mixture of frequencies; below 0: as the kind of scaling says
+        mixture = self.number("rope.scaling.yarn_ext_factor", -1.0, 1e3, -1.0)
+        mixture = float(kind == "yarn") if mixture < 0 else mixture
         yarn = None
-        if kind == "yarn":
+        if mixture:
             yarn = Yarn(
-                n_ctx,
-                self.number("rope.scaling.yarn_ext_factor", -1.0, 1e3, -1.0),
+                n_ctx, mixture,
                 self.number("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32.0),
                 self.number("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1.0),
-            )
-            if yarn.ext_factor < 0:
-                yarn = Yarn(n_ctx, 1.0, yarn.beta_fast, yarn.beta_slow)
-            magnitude *= self.number("rope.scaling.yarn_attn_factor", 0.0, 1e3, 1.0)
+            )  # fmt: skip
             magnitude *= yarn_magnitude(factor) / yarn_magnitude(factor, self.yarn_log_multiplier)
         factors, long_factors = w.optional("rope_freqs", half), None
         if factors is None:

@@ -35,6 +35,7 @@ SCALE, SCALED_SUM, SUM_128 = 0, 4, 8
 STARTS, SUMS, HALF_SUMS = 4, 36, 44
 _MOST_OF_16 = 1014  # leaves room for what rounding adds to 16 codes below 1024
 _RESIDUAL = 126  # one step of a first term in steps of its second
+_LEAST = 1e-30  # spans below count as 0: the steps of still smaller ones have no finite inverse
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def quantized(x: NDArray[np.float32], form: Activation) -> NDArray[np.float32]:
             sums = sums[..., :half] + sums[..., half:]
         most = sums[..., 0].max(-1, keepdims=True)
         largest = np.maximum(largest, most * np.float32(127 / _MOST_OF_16))
-    factor = np.where(largest > 0, 127 / np.where(largest > 0, largest, 1), 0).astype(np.float32)
+    is_zero = largest < _LEAST
+    factor = np.where(is_zero, 0, 127 / np.where(is_zero, 1, largest)).astype(np.float32)
     scale, total = largest * np.float32(1 / 127), np.zeros_like(spans)
     for _ in range(form.terms):
         total = total + np.rint((spans - total) * factor) * scale
@@ -114,7 +116,7 @@ def _quantize_span(e: Emitter, form: Activation, x: Value, out: Value) -> None:
         most = e.max(e.largest([most.slice(0, 4), most.slice(4, 4)]))
         largest = e.maximum((most * (127 / _MOST_OF_16))[0].splat(e.lanes), largest)
     one = e.const(1.0, F32, e.lanes)
-    is_zero = largest.eq(0.0)
+    is_zero = largest < _LEAST
     factor = e.select(is_zero, e.zeros(), 127.0 / e.select(is_zero, one, largest))
     scale = largest * (1 / 127)
     for term in range(form.terms):

@@ -44,6 +44,7 @@ _ARRIVED, _GENERATION, _STEP, _FINISHED, _DONE, _ABORT, _EXIT, _SIZE = (
 HEADER_WORDS = LINE * 9
 # a step's word: its number, and below it how many threads it takes
 _SIZE_BITS = 16
+MOST_THREADS = 1024  # beyond any machine; each has scratch memory of its own
 _SPINS = 100  # pauses (about 2 us) before a waiting thread begins to give its core away
 _YIELDS_PARKED = 100  # times a thread out of work gives it away before it sleeps
 _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
@@ -303,8 +304,12 @@ class Team:
             )
             for i in range(n_threads)
         ]  # fmt: skip
-        for thread in self._threads:
-            thread.start()
+        for i, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except RuntimeError:  # a limit of the system or of a container
+                _stop(self.header, self._threads[:i], self._syscall, system.futex, self._pid)
+                raise TeamError(f"only {i} of {n_threads} threads could be started") from None
         self._company = Company(n_threads, waits_of([t.native_id or 0 for t in self._threads]))
         self._stop = weakref.finalize(
             self, _stop, self.header, self._threads, self._syscall, system.futex, self._pid

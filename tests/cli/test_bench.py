@@ -131,9 +131,12 @@ def test_a_report_is_saved_and_compared(measured, capsys, tmp_path):
         (["--batch", "0,2"], "0 sequences"),
         (["-r", "0"], "repetitions"),
         (["--compare", "none.json"], "none.json"),
+        (["--save", "none/b.json"], "none/b.json"),
+        (["--save", __file__], "test_bench.py is no report"),
     ],
 )
 def test_bad_input_is_a_sentence(measured, capsys, arguments, named):
     assert run(["bench", "m.gguf", *arguments]) == 2
     err = capsys.readouterr().err
     assert named in err and "Traceback" not in err and err.count("\n") == 1
+    assert measured == {}  # it is said before anything is measured

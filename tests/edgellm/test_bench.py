@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 
+import architectures
 import numpy as np
 import pytest
 
@@ -124,6 +126,12 @@ def test_more_than_fits_is_an_error_with_the_flags(tiny_model):
 # ---- reports in files ---------------------------------------------------------------------------
 
 
+def test_more_than_a_model_has_positions_is_an_error_with_the_flags(tmp_path):
+    path = architectures.write(tmp_path / "gpt2.gguf", "gpt2")
+    with pytest.raises(EdgeLLMError, match=r"needs 600 positions and this model has 512.*-p"):
+        bench.bench(str(path), workloads([600], [], [0], []))
+
+
 def row(test: str, speeds: list[float], **more: object) -> dict[str, object]:
     return {"test": test, "model_filename": "m.gguf", "samples_ts": speeds, "cpu_info": "a cpu",
             "target": "avx2", "n_threads": 2, **more}  # fmt: skip
@@ -145,7 +153,12 @@ def test_reports_are_kept_and_compared(tmp_path):
     assert [r["test"] for r in baseline.load(path)] == ["pp512", "tg128"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]x", '{"a": 1}', '[{"test": "pp1"}]'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]x", '{"a": 1}', '[{"test": "pp1"}]', "[" * 100_000,
+     json.dumps([row("pp1", [math.inf])]), json.dumps([row("pp1", [1]) | {"test": ["pp1"]}])],
+    ids=range(8),
+)  # fmt: skip
 def test_what_is_no_report_is_refused(tmp_path, text):
     path = tmp_path / "b.json"
     path.write_text(text)
@@ -158,5 +171,8 @@ def test_absent_and_foreign_reports_are_refused(tmp_path):
         baseline.load(str(tmp_path / "no.json"))
     with pytest.raises(EdgeLLMError, match="--save"):
         baseline.save(str(tmp_path / "no" / "b.json"), [row("pp1", [1])])
+    with pytest.raises(EdgeLLMError, match="no folder"):
+        baseline.check_place(str(tmp_path / "no" / "b.json"))
+    baseline.check_place(str(tmp_path / "b.json"))
     with pytest.raises(EdgeLLMError, match="in common"):
         baseline.compare([row("tg9", [1])], [row("tg8", [1])])

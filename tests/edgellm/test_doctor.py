@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,7 @@ def test_the_store(tmp_path):
     assert (found["kernels"], found["bytes"], found["all_bytes"]) == (2, 15, 22)
     assert found["place"] == str(tmp_path / "kernels")
     assert doctor.kernel_store(None)["place"] is None
+    assert not doctor.kernel_store(Path("/proc/kernels"))["writable"]  # whatever root may do
     if os.geteuid() != 0:
         place.chmod(0o500)
         assert not doctor.kernel_store(place)["writable"]

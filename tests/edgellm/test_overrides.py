@@ -59,6 +59,25 @@ def test_yarn_flags_extend_the_context(path: Path) -> None:
         assert abs(rope.magnitude - 1.5 * (1 + 0.1 * np.log(4))) < 1e-6
 
 
+def test_yarn_flags_mean_what_they_do_in_llama_cpp(path: Path) -> None:
+    """A mixture of 0 is linear interpolation, magnitude included; a mixture and a magnitude count
+    whatever the kind of scaling; below 0 the file decides."""
+    with LLM(path, rope_scale=4.0) as llm:
+        linear = rope_of(llm)
+    with LLM(path, rope_scaling="yarn", rope_scale=4.0, yarn_ext_factor=0.0) as llm:
+        found = rope_of(llm)
+        assert (found.freq_scale, found.yarn, found.magnitude) == (0.25, None, 1)
+    with LLM(path, rope_scale=4.0, yarn_attn_factor=1.3) as llm:
+        assert rope_of(llm).magnitude == 1.3 and rope_of(llm).yarn is None
+    with LLM(path, rope_scale=4.0, yarn_ext_factor=1.0) as llm:
+        assert rope_of(llm).yarn is not None and rope_of(llm).magnitude > 1.1
+    with LLM(
+        path, rope_scale=4.0, yarn_ext_factor=-1.0, yarn_attn_factor=-1.0, yarn_beta_fast=-1.0,
+        yarn_beta_slow=-1.0,
+    ) as llm:  # fmt: skip
+        assert rope_of(llm) == linear
+
+
 def test_metadata_by_key(path: Path) -> None:
     with LLM(path, kv_overrides={"qwen3.context_length": 128, "general.name": "Other"}) as llm:
         assert llm.n_ctx == 128 and llm.metadata["general.name"] == "Other"
@@ -73,6 +92,8 @@ def test_metadata_by_key(path: Path) -> None:
     [
         ({"rope_scaling": "ntk"}, "rope_scaling must be none, linear, yarn, longrope, not 'ntk'"),
         ({"rope_freq_base": 0}, "rope_freq_base must be above 0"),
+        ({"yarn_ext_factor": float("nan")}, "yarn_ext_factor must be a finite number"),
+        ({"rope_scale": float("inf")}, "rope_scale must be a finite number"),
         ({"yarn_orig_ctx": 1.5}, "yarn_orig_ctx must be a whole number"),
         ({"rope_scale": 2, "rope_freq_scale": 0.5}, "say the same"),
         ({"rope_base": 1}, "LLM has no argument 'rope_base'"),

@@ -181,7 +181,7 @@ def test_linear_against_numpy_and_bitwise_in_every_width(
     rng = np.random.default_rng(4)
     x = (rng.standard_normal((75, n)) * rng.uniform(0, 3, (75, 1))).astype(np.float32)
     x[7], x[8], x[9] = 0, 2.5, np.resize([3, 3, -3, -3], n)
-    x[10, ::5], x[11, :16] = 40, 1e4
+    x[10, ::5], x[11, :16], x[12], x[13] = 40, 1e4, 1e-39, np.resize([3e-38, 0], n)
     form = kernel.activation
     acts = x.view(np.uint8)
     if form is not activations.PLAIN:

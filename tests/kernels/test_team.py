@@ -90,3 +90,19 @@ def test_threads_stay_on_the_cpus_they_are_given() -> None:
     assert sum(os.sched_getaffinity(t) == {first} for t in others) >= 2
     assert os.sched_getaffinity(0) == before
     team.close()
+
+
+def test_a_system_without_room_for_all_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def start(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    real = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(TeamError, match="only 2 of 4 threads could be started"):
+        Team(4, STORE)
+    assert not any(thread.is_alive() for thread in started)
