@@ -45,6 +45,7 @@ for token in model.generate(model.tokenize(sys.argv[3].encode()), temp=0):
     print(model.detokenize([token]), flush=True)
     break
 """
+_SETTLE = 0.3  # seconds: llama.cpp's threads spin on for 0.1 s and more after their work
 Found = dict[str, dict[str, list[float]]]  # test -> engine -> what each round measured
 
 
@@ -69,6 +70,7 @@ class Worker:
 
     def ask(self, test: str) -> float:
         assert self._process.stdin is not None
+        time.sleep(_SETTLE)
         self._process.stdin.write(test + "\n")
         self._process.stdin.flush()
         return float(json.loads(self._answer(test)))

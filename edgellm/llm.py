@@ -540,7 +540,7 @@ class LLM:
         if not self._graph.is_causal:
             raise EdgeLLMError(
                 f"A model of the architecture {self.config.architecture} makes embeddings, not "
-                "text: use embed."
+                "text: use LLM.embed."
             )
 
     def _add(self, sequence: Sequence) -> None:

@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 
 _WINDOW = 0.02  # seconds of steps between two looks: a look costs some 20 us a thread
-_LOST = 0.1  # share of the time without a core that makes a thread leave
-_FIRST_PAUSE, _LAST_PAUSE = 0.25, 2.0  # seconds until a thread is tried again
+_LOST = 0.25  # share of the time without a core that makes a thread leave: with a rival it is half,
+# and between steps Python takes up to a tenth
+_FIRST_PAUSE, _GROWTH, _LAST_PAUSE = 0.05, 4, 2.0  # seconds until a thread is tried again
 
 
 class Company:
@@ -59,7 +60,7 @@ class Company:
             self.size -= 1
             self._before = []
             self._retry_at = self._clock() + self._pause
-            self._pause = min(2 * self._pause, _LAST_PAUSE)
+            self._pause = min(_GROWTH * self._pause, _LAST_PAUSE)
 
     def interrupt(self) -> None:
         """A step that is not to be judged: the window begins anew."""

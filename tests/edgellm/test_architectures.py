@@ -53,9 +53,9 @@ def test_embeddings_do_not_depend_on_threads_or_company(model: Make, name: str) 
         assert np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
         for text, vector in zip(texts, together, strict=True):
             assert np.array_equal(one.embed(text), vector)
-        with pytest.raises(EdgeLLMError, match="makes embeddings, not text: use embed"):
+        with pytest.raises(EdgeLLMError, match="makes embeddings, not text: use LLM.embed"):
             one.generate([1, 2, 3], GREEDY)
-        with pytest.raises(EdgeLLMError, match="makes embeddings, not text: use embed"):
+        with pytest.raises(EdgeLLMError, match="makes embeddings, not text: use LLM.embed"):
             one.logits([1, 2, 3])
         assert one.is_idle
 
