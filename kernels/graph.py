@@ -154,6 +154,14 @@ class Graph:
     def output(self) -> Tensor:
         return self.ops[-1].output
 
+    def readers(self) -> dict[Tensor, list[Op]]:
+        """The ops that read each tensor; a tensor that nobody reads is left out."""
+        found: dict[Tensor, list[Op]] = {}
+        for op in self.ops:
+            for tensor in op.inputs:
+                found.setdefault(tensor, []).append(op)
+        return found
+
     @property
     def n_vocab(self) -> int:
         return next(op for op in self.ops if op.kind == "embed").weights["table"].n_out

@@ -20,11 +20,7 @@ def select_early(graph: Graph, keep: Collection[Tensor]) -> Graph:
     if len(selects) != 1:
         return graph
     (select,) = selects
-    readers: dict[Tensor, list[Op]] = {}
-    for op in graph.ops:
-        for tensor in op.inputs:
-            readers.setdefault(tensor, []).append(op)
-    whole = set(keep)
+    readers, whole = graph.readers(), set(keep)
     narrow = _narrow(graph, readers, whole)
     while split := _read_in_part(graph, narrow):  # a choice of experts serves all rows or none
         whole |= split

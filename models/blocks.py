@@ -31,6 +31,26 @@ def vocabulary_size(c: Config) -> int:
     return table.rows if table is not None else 0  # a missing table is named when it is asked for
 
 
+SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func; 0: the architecture's own
+
+
+def mixed_ffn(g: Graph, c: Config, x: Tensor, gating: int) -> Tensor:
+    """DeepSeek's feed-forward (arXiv:2401.06066): dense in the first layers, then chosen experts
+    beside shared ones; ``gating`` where the file names none."""
+    n_dense = c.integer("leading_dense_block_count", 0, c.n_layers, 0)
+    n_shared = c.integer("expert_shared_count", 0, 1024)
+    sigmoid = (c.integer("expert_gating_func", 0, 2, 0) or gating) == SIGMOID
+    normalize = c.flag("expert_weights_norm", False)
+    scale = c.number("expert_weights_scale", 0.0, 1e3, 1.0) or 1.0
+    if (g.layer or 0) < n_dense:
+        return gated_ffn(g, c, x)
+    out = experts_ffn(g, c, x, normalize=normalize, sigmoid=sigmoid, scale=scale)
+    if n_shared:
+        shared = gated_ffn(g, c, x, n_ff=n_shared * c.n_ff_expert, suffix="_shexp")
+        out = g.add(out, shared)
+    return out
+
+
 def logits(g: Graph, c: Config, x: Tensor, norm: Norm | None = None, name: str = "output_norm"
            ) -> Tensor:  # fmt: skip
     """Norm and output matrix for the wanted tokens; the embedding table where there is none."""

@@ -40,16 +40,12 @@ def make_columns(row_kernel: EmitKernel, n_arguments: int) -> EmitKernel:
 def gated_blocks(graph: Graph, whole: set[Tensor]) -> dict[Op, tuple[Op, Op]]:
     """Activations of gated feed-forwards with their two matrices, where nobody else reads in
     between. ``whole``: tensors that somebody looks at."""
-    made = {op.output: op for op in graph.ops}
-    readers: dict[Tensor, int] = {}
-    for op in graph.ops:
-        for tensor in op.inputs:
-            readers[tensor] = readers.get(tensor, 0) + 1
+    made, readers = {op.output: op for op in graph.ops}, graph.readers()
     found = {}
     for op in graph.ops:
         if op.kind in _GATED and not whole & {op.output, *op.inputs}:
             gate, up = (made[tensor] for tensor in op.inputs)
-            alone = gate is not up and all(readers[tensor] == 1 for tensor in op.inputs)
+            alone = gate is not up and all(len(readers[tensor]) == 1 for tensor in op.inputs)
             if alone and gate.kind == up.kind == "linear":
                 found[op] = gate, up
     return found

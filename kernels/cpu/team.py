@@ -319,8 +319,8 @@ class Team:
         self, stages: NDArray[np.int64], profile: NDArray[np.int64] | None = None,
         is_short: bool = False,
     ) -> None:  # fmt: skip
-        """Walk ``stages`` [n, STAGE_WORDS]. In a ``short`` step, of few tokens, threads that keep
-        losing their cores are left out; in a long one they are worth waiting for.
+        """Walk ``stages`` [n, STAGE_WORDS]. In a step that ``is_short``, of few tokens, threads
+        that keep losing their cores are left out; in a long one they are worth waiting for.
         KeyboardInterrupt ends the step within milliseconds and is raised when the team is at rest
         again."""
         if os.getpid() != self._pid:
