@@ -273,7 +273,7 @@ def _record(completion: Completion, params: SamplingParams) -> dict[str, Any]:
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "seed": params.seed,
-        "prompt_tokens": int(completion.timings["prompt_n"]),
+        "prompt_tokens": completion.n_prompt,
         "completion_tokens": len(completion.tokens),
     }
     if completion.logprobs is not None:
@@ -288,9 +288,10 @@ def as_completed(
     """(number, completion) of each request when it is finished, or the error that it ended with;
     as many at once as the model has seats. A request is taken from the iterable when there is room
     for it."""
+    from edgellm.request_options import RequestOptions
     from edgellm.sequence import completion_of
 
-    numbered = enumerate(requests)
+    numbered, options = enumerate(requests), RequestOptions(priority="batch")
     running: dict[int, Sequence] = {}
     more = True
     try:
@@ -302,7 +303,7 @@ def as_completed(
                     break
                 number, (prompt, params) = taken
                 try:
-                    sequence = llm.submit(prompt, params)
+                    [sequence] = llm.submit(prompt, params, options)
                 except EdgeLLMError as error:
                     yield number, error
                 else:

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu.attention import BLOCK
+from edgellm.kernels.graph import Graph
 from edgellm.memory import STEP_TOKENS, available_bytes, bill
 from edgellm.models.config import Config
 from edgellm.quant.gguf import GGUF
 
 SINKS = 4  # first tokens that stay visible under the ring policy (arXiv:2309.17453)
+STATE_BYTES = 256 << 20  # for kept states of recurrent layers
+_MOST_CHECKPOINTS = 64
 RING_POSITIONS = 1 << 20  # where even a ring ends
 
 
@@ -33,6 +36,13 @@ class Context:
     window: int | None = None
     sinks: int = 0
     notices: list[str] = field(default_factory=list)
+
+
+def n_checkpoints(graph: Graph, max_num_seqs: int) -> int:
+    """How many states of recurrent layers are kept for later requests: what STATE_BYTES hold, and
+    at least one for each sequence that runs."""
+    state = sum(4 * op.n_state for op in graph.ops)
+    return max(max_num_seqs, min(_MOST_CHECKPOINTS, STATE_BYTES // state)) if state else 0
 
 
 def fit_context(

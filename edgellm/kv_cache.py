@@ -1,19 +1,33 @@
-"""Which blocks of the key-value pools belong to which sequence.
+"""Which blocks of the key-value pools, and which recurrent states, belong to which sequence.
 
 A cache group is a set of layers with the same window; its layers share block tables. Tables are
-indexed by position // BLOCK of the sequence, also in groups with a sliding window, where blocks
-that left the window go back to the pool.
+indexed by position // block of the sequence, also in groups with a sliding window, whose blocks
+leave a sequence when its window has passed them.
+
+Every full block that was computed is registered under the hash of all tokens up to its end, so a
+request goes on from whatever others have computed: full blocks are shared, the block in which two
+prompts part is copied. Where layers have a state, a request can go on only from a *checkpoint*, a
+state that was kept at the end of a message or of a request. States lie in slots of a pool of their
+own: a step reads one slot and writes another, so keeping a checkpoint copies nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.block_pool import BlockPool, Content
+from edgellm.errors import EdgeLLMError
+from edgellm.prefix import chain, root
 from edgellm.sequence import Sequence
+
+
+class NoRoom(EdgeLLMError):
+    """The cache has no block for what is to be computed."""
 
 
 @dataclass(eq=False)
@@ -26,27 +40,54 @@ class CacheGroup:
     sinks: int = 0  # first tokens of a sequence that stay visible: their block is kept
 
     def __post_init__(self) -> None:
-        # a stack, lowest block on top: few pages of the pool are ever touched
-        self.free = list(range(self.n_blocks - 1, -1, -1))
+        self.pool = BlockPool(self.n_blocks)
+
+    def places(self, n_tokens: int, block: int) -> Iterable[int]:
+        """Where the blocks are that the token behind ``n_tokens`` tokens sees."""
+        if not n_tokens:
+            return ()
+        end = (n_tokens - 1) // block + 1
+        if self.window is None:
+            return range(end)
+        first = max(0, n_tokens - self.window + 1) // block
+        if self.sinks and first > 0:
+            return (0, *range(first, end))
+        return range(first, end)
+
+
+@dataclass
+class Match:
+    """What a prompt can go on from: ``n_tokens``, of which ``n_full`` are whole blocks and the rest
+    is to be copied from the block ``partial`` of each group; the state's slot, or -1."""
+
+    n_tokens: int = 0
+    n_full: int = 0
+    partial: list[int] = field(default_factory=list)
+    state: int = -1
 
 
 class KVCache:
-    """The block pools of all groups. ``block`` is the number of tokens in a block. Where layers
-    have a state (``is_recurrent``) a parked sequence can be gone on with only where it ended: keys
-    can be cut back to any token, a state cannot."""
+    """The pools of all groups. ``block`` is the number of tokens in a block, ``step_tokens`` the
+    most that a step computes, ``copy(group, source, target)`` copies a block of a group.
+    ``n_states`` slots hold recurrent states (0: the model has none)."""
 
     def __init__(
-        self, groups: List[CacheGroup], block: int, step_tokens: int, is_recurrent: bool = False
-    ) -> None:
+        self, groups: List[CacheGroup], block: int, step_tokens: int, n_states: int = 0,
+        copy: Callable[[int, int, int], None] | None = None, max_seqs: int | None = None,
+    ) -> None:  # fmt: skip
         self.groups, self.block, self._step_tokens = list(groups), block, step_tokens
-        self._is_recurrent = is_recurrent
-        max_seqs = self.groups[0].table.shape[0] if self.groups else 0
+        self._copy = copy or (lambda group, source, target: None)
+        self.states = BlockPool(n_states)
+        self.is_recurrent = n_states > 0
+        if max_seqs is None:
+            max_seqs = self.groups[0].table.shape[0]
         self._rows = list(range(max_seqs - 1, -1, -1))
-        self._promised = [0] * len(self.groups)
-        self._promises: dict[Sequence, list[int]] = {}
-        self._parked: list[Sequence] = []  # oldest first
+        self._sequences: dict[Sequence, None] = {}  # that have a row
+        self.reuse = True  # keep what was computed for requests that begin alike
 
-    def _need(self, group: CacheGroup, n_tokens: int) -> int:
+    # ---- room -----------------------------------------------------------------------------------
+
+    def _most(self, group: CacheGroup, n_tokens: int) -> int:
         """Blocks that a sequence of n_tokens holds at most at any time."""
         if group.window is not None:
             n_tokens = min(n_tokens, group.window + self._step_tokens + 2 * self.block)
@@ -54,147 +95,306 @@ class KVCache:
 
     def fits(self, n_tokens: int) -> bool:
         """Whether a sequence of n_tokens could run alone."""
-        return all(self._need(g, n_tokens) <= g.n_blocks for g in self.groups)
+        return all(self._most(g, n_tokens) <= g.n_blocks for g in self.groups)
 
-    def admit(self, sequence: Sequence, n_tokens: int, reuse: bool = True) -> bool:
-        """Promise room for n_tokens and a row of the tables; False when it has to wait.
+    @property
+    def n_rows_free(self) -> int:
+        return len(self._rows)
 
-        With ``reuse`` it goes on from the parked sequence with the longest common beginning:
-        ``n_computed`` and ``n_cached`` then say how much is there already.
+    def outstanding(self, sequence: Sequence) -> list[int]:
+        """Blocks of each group that a running sequence still needs for what it already knows."""
+        n_tokens = len(sequence.tokens)
+        if n_tokens <= sequence.n_room:
+            return [0] * len(self.groups)
+        return [
+            max(0, self._most(g, n_tokens) - len(blocks))
+            for g, blocks in zip(self.groups, sequence.blocks, strict=True)
+        ]
+
+    # ---- a sequence comes, grows and goes -------------------------------------------------------
+
+    def admit(self, sequence: Sequence, reserve: List[int] = (), reuse: bool = True) -> bool:
+        """Give a sequence a row and what there is of its tokens already; False when it has to wait,
+        because there is no row, or no room for its tokens beside ``reserve`` blocks of each group.
+
+        ``n_computed`` then says how much is there; at least one token is left to compute.
         """
-        if reuse and self._adopt(sequence, n_tokens):
-            return True
-        needs = [self._need(g, n_tokens) for g in self.groups]
-        while not (self._rows and self._has_room(needs)):
-            if not self._parked:
+        if not self._rows:
+            return False
+        sequence.root = root(sequence.salt)
+        sequence.prefixes = []
+        match = self._match(sequence) if reuse and self.reuse else Match()
+        reserve = reserve or [0] * len(self.groups)
+        if not self._has_room(sequence, match, reserve):
+            # what a match keeps from being given away can be what is missing
+            match = Match()
+            if not self._has_room(sequence, match, reserve):
                 return False
-            self._drop(self._parked[0])
-        self._promise(sequence, needs)
+        self._sequences[sequence] = None
+        sequence.is_private = not (reuse and self.reuse)
         sequence.row = self._rows.pop()
         sequence.blocks = [{} for _ in self.groups]
+        self._adopt(sequence, match)
         return True
 
-    def _has_room(self, needs: list[int]) -> bool:
-        return all(
-            promised + need <= group.n_blocks
-            for group, promised, need in zip(self.groups, self._promised, needs, strict=True)
-        )
-
-    def _promise(self, sequence: Sequence, needs: list[int]) -> None:
-        self._promised = [p + n for p, n in zip(self._promised, needs, strict=True)]
-        self._promises[sequence] = needs
-
-    # ---- sequences that are done but may be gone on with ----------------------------------------
-
-    def _adopt(self, sequence: Sequence, n_tokens: int) -> bool:
-        """Take over blocks and row of a parked sequence as far as the tokens are the same."""
-        last = len(sequence.tokens) - 1  # one is left to compute
-        common_with = {p: min(_common(p, sequence), last) for p in self._parked}
-        if self._is_recurrent:
-            common_with = {p: n for p, n in common_with.items() if n == p.n_computed}
-        found = max(common_with, key=lambda p: common_with[p], default=None)
-        if found is None:
-            return False
-        common = common_with[found]
-        if common < self.block or not self._still_holds(found, common):
-            return False
-        needs, mine = [self._need(g, n_tokens) for g in self.groups], self._promises[found]
-        more = [need - m for need, m in zip(needs, mine, strict=True)]
-        while not self._has_room(more):
-            other = next((p for p in self._parked if p is not found), None)
-            if other is None:
-                return False
-            self._drop(other)
-        self._parked.remove(found)
-        del self._promises[found]
-        self._promised = [p - m for p, m in zip(self._promised, mine, strict=True)]
-        self._promise(sequence, needs)
-        sequence.row, sequence.blocks, sequence.state = found.row, found.blocks, found.state
-        found.row, found.blocks = -1, []
-        self._shorten(sequence, common)
-        sequence.n_cached = common
-        return True
-
-    def _shorten(self, sequence: Sequence, n_tokens: int) -> None:
-        for group, blocks in zip(self.groups, sequence.blocks, strict=True):
-            for place in [p for p in blocks if p > (n_tokens - 1) // self.block]:
-                group.free.append(blocks.pop(place))
-        sequence.n_computed = n_tokens
-
-    def cut(self, sequence: Sequence, n_tokens: int) -> bool:
-        """Forget all but the first n_tokens of a running sequence; False, and nothing happens, when
-        a window has let go of what the next token would see."""
-        if not self._still_holds(sequence, n_tokens):
-            return False
-        self._shorten(sequence, n_tokens)
-        return True
-
-    def _still_holds(self, parked: Sequence, n_tokens: int) -> bool:
-        """Whether all that the token after the first n_tokens can see is there."""
-        for group, blocks in zip(self.groups, parked.blocks, strict=True):
-            oldest = 0 if group.window is None else max(0, n_tokens - group.window + 1)
-            places = range(oldest // self.block, (n_tokens - 1) // self.block + 1)
-            if not all(p in blocks for p in places) or (group.sinks and 0 not in blocks):
+    def _has_room(self, sequence: Sequence, match: Match, reserve: List[int]) -> bool:
+        n_tokens = len(sequence.tokens)
+        for i, group in enumerate(self.groups):
+            known = self._known(i, sequence, match)
+            sources = [*known.values(), *match.partial[i : i + 1]]
+            kept = sum(not group.pool.is_held(block) for block in sources)
+            new = max(1, self._most(group, n_tokens) - len(known))
+            if group.pool.n_available < new + kept + reserve[i]:
                 return False
         return True
 
-    def drop_parked(self) -> None:
-        """Forget what could be gone on with."""
-        while self._parked:
-            self._drop(self._parked[0])
+    def _known(self, group: int, sequence: Sequence, match: Match) -> dict[int, int]:
+        """The full blocks that a match takes over: place -> block."""
+        of = self.groups[group]
+        found = {}
+        for place in of.places(match.n_tokens, self.block):
+            if place < match.n_full:
+                block = of.pool.find(sequence.prefixes[place])
+                assert block is not None
+                found[place] = block
+        return found
 
-    def _drop(self, sequence: Sequence) -> None:
-        self._parked.remove(sequence)
-        self.release(sequence)
+    def _adopt(self, sequence: Sequence, match: Match) -> None:
+        for i, group in enumerate(self.groups):
+            for place, block in self._known(i, sequence, match).items():
+                group.pool.hold(block)
+                sequence.blocks[i][place] = block
+                group.table[sequence.row, place] = block
+            if match.partial:
+                # held while a target is taken, or it could be the one that is given away
+                group.pool.hold(match.partial[i])
+                self._copy_into(sequence, i, match.n_full, match.partial[i])
+                group.pool.drop(match.partial[i])
+        if match.state >= 0:
+            self.states.hold(match.state)
+        sequence.state = match.state
+        sequence.n_computed = match.n_tokens
+        sequence.n_registered = match.n_full
+        sequence.n_room = -(-match.n_tokens // self.block) * self.block
 
-    def extend(self, sequence: Sequence, n_tokens: int) -> None:
-        """Blocks for positions n_computed .. n_computed + n_tokens - 1; those that no later token
-        can see are released first."""
-        first = sequence.n_computed
+    def extend(self, sequence: Sequence, n_tokens: int) -> bool:
+        """Blocks for the next n_tokens; False when there are not enough. Those that no later token
+        can see are let go first."""
+        first, end = sequence.n_computed, sequence.n_computed + n_tokens
+        if end <= sequence.n_room:
+            return True
+        new = range(sequence.n_room // self.block, (end - 1) // self.block + 1)
         for group, blocks in zip(self.groups, sequence.blocks, strict=True):
             if group.window is not None:
                 oldest = max(0, first - group.window + 1) // self.block
                 for place in [p for p in blocks if p < oldest and not (group.sinks and p == 0)]:
-                    group.free.append(blocks.pop(place))
-            for place in range(first // self.block, (first + n_tokens - 1) // self.block + 1):
-                if place not in blocks:
-                    blocks[place] = group.free.pop()
-                    group.table[sequence.row, place] = blocks[place]
-
-    def slots(self, group: CacheGroup, sequence: Sequence, n_tokens: int) -> NDArray[np.int64]:
-        """Where the keys of the next n_tokens go: block * BLOCK + place in it."""
-        positions = np.arange(sequence.n_computed, sequence.n_computed + n_tokens)
-        blocks = group.table[sequence.row, positions // self.block].astype(np.int64)
-        slots: NDArray[np.int64] = blocks * self.block + positions % self.block
-        return slots
-
-    def release(self, sequence: Sequence, park: bool = False) -> None:
-        """Give back all a sequence holds; safe to call again. With ``park`` it is kept until the
-        room is needed, for a request that begins alike."""
-        if sequence not in self._promises or sequence in self._parked:
-            return
-        if park and sequence.n_computed >= self.block:
-            self._parked.append(sequence)
-            return
-        needs = self._promises.pop(sequence)
+                    group.pool.drop(blocks.pop(place))
+            if group.pool.n_available < len(new):
+                return False
         for group, blocks in zip(self.groups, sequence.blocks, strict=True):
-            group.free.extend(sorted(blocks.values(), reverse=True))
-        self._promised = [p - n for p, n in zip(self._promised, needs, strict=True)]
+            for place in new:
+                block = group.pool.take()
+                assert block is not None
+                blocks[place] = block
+                group.table[sequence.row, place] = block
+        sequence.n_room = new.stop * self.block
+        return True
+
+    def commit(self, sequence: Sequence, n_tokens: int) -> None:
+        """The next n_tokens are computed."""
+        sequence.n_computed += n_tokens
+        if not self.reuse or sequence.is_private:
+            return
+        while (sequence.n_registered + 1) * self.block <= sequence.n_computed:
+            place = sequence.n_registered
+            parent, prefix = self._prefix(sequence, place), self._prefix(sequence, place + 1)
+            content = Content(parent, self._tokens(sequence, place), prefix)
+            for group, blocks in zip(self.groups, sequence.blocks, strict=True):
+                if place in blocks:  # no window has passed it
+                    blocks[place] = group.pool.register(blocks[place], content)
+                    group.table[sequence.row, place] = blocks[place]
+            sequence.n_registered += 1
+        if self.is_recurrent and sequence.n_computed in sequence.marks:
+            self._checkpoint(sequence)
+
+    def _checkpoint(self, sequence: Sequence) -> None:
+        """Keep the state behind the computed tokens."""
+        place = sequence.n_computed // self.block
+        parent, tail = self._prefix(sequence, place), self._tokens(sequence, place)
+        content = Content(parent, tail, chain(parent, tail))
+        sequence.state = self.states.register(sequence.state, content)
+
+    def release(self, sequence: Sequence) -> None:
+        """Let go of all a sequence holds; safe to call again."""
+        if sequence not in self._sequences:
+            return
+        del self._sequences[sequence]
+        place, n_rest = divmod(sequence.n_computed, self.block)
+        if self.reuse and not sequence.is_private and sequence.n_computed:
+            if n_rest:
+                content = Content(
+                    self._prefix(sequence, place), self._tokens(sequence, place), None
+                )
+                for group, blocks in zip(self.groups, sequence.blocks, strict=True):
+                    group.pool.register(blocks[place], content)
+            if sequence.state >= 0:
+                self._checkpoint(sequence)
+        for group, blocks in zip(self.groups, sequence.blocks, strict=True):
+            for place in sorted(blocks, reverse=True):  # a beginning is of use without its end
+                group.pool.drop(blocks[place])
+        if sequence.state >= 0:
+            self.states.drop(sequence.state)
         self._rows.append(sequence.row)
-        sequence.row, sequence.blocks = -1, []
+        sequence.row, sequence.blocks, sequence.state = -1, [], -1
+        sequence.n_computed = sequence.n_registered = sequence.n_room = 0
+
+    def rewind(self, sequence: Sequence, n_tokens: int) -> int:
+        """Go back to the first n_tokens, or further where a window or a state is no longer there;
+        returns how many tokens are computed then (the others have to be computed again)."""
+        if n_tokens >= sequence.n_computed:
+            return sequence.n_computed
+        n_kept, state = (
+            (n_tokens, -1)
+            if not self.is_recurrent
+            else self._state_before(sequence, sequence.tokens[:n_tokens])
+        )
+        for group, blocks in zip(self.groups, sequence.blocks, strict=True):
+            if not all(p in blocks for p in group.places(n_kept, self.block)):
+                n_kept, state = 0, -1
+        place, is_cut = n_kept // self.block, n_kept % self.block > 0
+        for i, (group, blocks) in enumerate(zip(self.groups, sequence.blocks, strict=True)):
+            for later in [p for p in blocks if p >= place + is_cut]:
+                group.pool.drop(blocks.pop(later))
+            if is_cut and not group.pool.is_private(blocks[place]):
+                # others see it, or may: what comes now must not be written into it
+                shared = blocks.pop(place)
+                self._copy_into(sequence, i, place, shared)
+                group.pool.drop(shared)
+        if state >= 0:
+            self.states.hold(state)
+        if sequence.state >= 0:
+            self.states.drop(sequence.state)
+        sequence.state = state
+        sequence.n_computed = n_kept
+        del sequence.prefixes[place:]
+        sequence.n_registered = min(sequence.n_registered, place)
+        sequence.n_room = (place + is_cut) * self.block
+        return n_kept
+
+    def _copy_into(self, sequence: Sequence, group: int, place: int, source: int) -> None:
+        """A copy of a block becomes the sequence's own."""
+        target = self.groups[group].pool.take()
+        if target is None:
+            raise NoRoom("The key-value cache has no block left for a copy.")
+        self._copy(group, source, target)
+        sequence.blocks[group][place] = target
+        self.groups[group].table[sequence.row, place] = target
+
+    # ---- finding --------------------------------------------------------------------------------
+
+    def _prefix(self, sequence: Sequence, n_blocks: int) -> bytes:
+        """The name of the sequence's first n_blocks blocks."""
+        names = sequence.prefixes
+        while len(names) < n_blocks:
+            place = len(names)
+            parent = names[-1] if names else sequence.root
+            at = place * self.block
+            names.append(chain(parent, sequence.tokens[at : at + self.block]))
+        return names[n_blocks - 1] if n_blocks else sequence.root
+
+    def _tokens(self, sequence: Sequence, place: int) -> tuple[int, ...]:
+        """Its computed tokens in a block."""
+        end = min((place + 1) * self.block, sequence.n_computed)
+        return tuple(sequence.tokens[place * self.block : end])
+
+    def _match(self, sequence: Sequence) -> Match:
+        """The longest beginning of the sequence that everything is there for."""
+        last = len(sequence.tokens) - 1  # one is left to compute
+        deepest = last // self.block
+        for group in self.groups:
+            if group.window is None:
+                found = 0
+                while found < deepest and (
+                    group.pool.find(self._prefix(sequence, found + 1)) is not None
+                ):
+                    found += 1
+                deepest = found
+        for n_full in range(deepest, -1, -1):
+            at = n_full * self.block
+            if not self._is_seen(sequence, at + self.block - 1, n_full):
+                continue
+            name, tail = (
+                self._prefix(sequence, n_full),
+                tuple(sequence.tokens[at:last][: self.block]),
+            )
+            partial = [group.pool.longest_match(name, tail) for group in self.groups]
+            n, state = min((n for _, n in partial), default=len(tail)), -1
+            if self.is_recurrent:
+                n, state = self._longest_state(name, tail[:n])
+                if state < 0:
+                    continue
+            if at + n and self._is_seen(sequence, at + n, n_full):
+                return Match(at + n, n_full, [block for block, _ in partial] if n else [], state)
+        return Match()
+
+    def _is_seen(self, sequence: Sequence, n_tokens: int, n_full: int) -> bool:
+        """Whether the groups with a window have the full blocks that the token behind n_tokens
+        sees."""
+        return all(
+            group.pool.find(self._prefix(sequence, place + 1)) is not None
+            for group in self.groups
+            if group.window is not None
+            for place in group.places(n_tokens, self.block)
+            if place < n_full
+        )
+
+    def _longest_state(self, name: bytes, tail: tuple[int, ...]) -> tuple[int, int]:
+        """(tokens of the tail, slot) of the longest checkpoint there; slot -1: none."""
+        best, slot = 0, -1
+        for candidate, tokens in self.states.behind(name):
+            if len(tokens) >= best and tokens == tail[: len(tokens)]:
+                best, slot = len(tokens), candidate
+        return best, slot
+
+    def _state_before(self, sequence: Sequence, tokens: List[int]) -> tuple[int, int]:
+        """(tokens, slot) of the last checkpoint among the sequence's first tokens; (0, -1)."""
+        for n_full in range(len(tokens) // self.block, -1, -1):
+            at = n_full * self.block
+            n, slot = self._longest_state(
+                self._prefix(sequence, n_full), tuple(tokens[at : at + self.block])
+            )
+            if slot >= 0:
+                return at + n, slot
+        return 0, -1
+
+    # ---- accounts -------------------------------------------------------------------------------
+
+    def start_anew(self, reuse: bool) -> None:
+        """Forget what later requests could go on from. What running requests still compute is
+        nobody else's: it came about under other circumstances than before."""
+        self.reuse = reuse
+        for sequence in self._sequences:
+            sequence.is_private = True
+        for group in self.groups:
+            group.pool.forget_kept()
+        self.states.forget_kept()
+
+    def faults(self) -> list[str]:
+        """What is wrong with the accounts; nothing ever should be."""
+        found = []
+        for i, group in enumerate(self.groups):
+            held: dict[int, int] = {}
+            for sequence in self._sequences:
+                for block in sequence.blocks[i].values():
+                    held[block] = held.get(block, 0) + 1
+            found += [f"group {i}: {fault}" for fault in group.pool.faults(held)]
+        held = {}
+        for sequence in self._sequences:
+            if sequence.state >= 0:
+                held[sequence.state] = held.get(sequence.state, 0) + 1
+        return found + [f"states: {fault}" for fault in self.states.faults(held)]
 
     @property
-    def idle(self) -> bool:
-        """True when every block is free or parked."""
-        if len(self._promises) != len(self._parked):
-            return False
-        held = [sum(len(p.blocks[i]) for p in self._parked) for i in range(len(self.groups))]
-        return all(len(g.free) + n == g.n_blocks for g, n in zip(self.groups, held, strict=True))
-
-
-def _common(done: Sequence, asked: Sequence) -> int:
-    """How many computed tokens of one sequence another begins with."""
-    n = min(done.n_computed, len(asked.tokens))
-    mine, theirs = np.array(done.tokens[:n]), np.array(asked.tokens[:n])
-    different = np.flatnonzero(mine != theirs)
-    return int(different[0]) if len(different) else n
+    def is_idle(self) -> bool:
+        """True when no sequence holds anything."""
+        return not self._sequences and not any(g.pool.n_held for g in self.groups)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,9 +21,11 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.context import SINKS, fit_context
+from edgellm.context import SINKS, fit_context, n_checkpoints
+from edgellm.cost import step_cost
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
+from edgellm.kernels.cpu.attention import BLOCK
 from edgellm.kernels.cpu.cores import CpuMaskError, allowed_cpus, default_threads, parse_mask
 from edgellm.kernels.cpu.hooks import HookFunction, inside_hook
 from edgellm.kernels.cpu.inputs import Limits
@@ -34,29 +35,30 @@ from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Tensor
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
+from edgellm.loop import EngineError, Loop
 from edgellm.memory import STEP_TOKENS
+from edgellm.metrics import Metrics
 from edgellm.models import build_graph
 from edgellm.overrides import Overrides
 from edgellm.overrides import apply as apply_overrides
 from edgellm.pooling import pool, pooling_of
 from edgellm.quant.gguf import GGUF
+from edgellm.request_options import RequestOptions
 from edgellm.runner import Run, Runner
-from edgellm.sampling import Sampler, SamplingParams, log_softmax_top, resolve_bias
-from edgellm.scheduler import Scheduler
+from edgellm.sampling import Sampler, SamplingParams, resolve_bias
+from edgellm.scheduler import Scheduler, SchedulerConfig
 from edgellm.sequence import Completion, Piece, Sequence, completion_of
+from edgellm.step_time import StepTime
 from edgellm.structured import Grammars
 from edgellm.tokenizer import Tokenizer
 
+_DOTS_PER_SECOND = 100e9  # of a core: a first guess
 LOGITS_TOKENS = 64  # of a step whose logits are all wanted: rows of a big vocabulary are big
 _kernels = store.KernelStore()  # machine code is shared by all models of the process
 
 
 class ContextFull(EdgeLLMError):
     """A prompt does not fit into the context."""
-
-
-class EngineError(EdgeLLMError):
-    """The engine cannot be used: closed, forked, or in a state no call can repair."""
 
 
 Prompt = str | list[int]
@@ -71,6 +73,8 @@ class LLM:
     at most ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". At the end of
     the context ``context_policy`` "error" ends a sequence, "ring" goes on: a token sees the first
     ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
+    ``max_num_batched_tokens`` and ``prefill_share`` are the scheduler's (see SchedulerConfig);
+    with ``prefix_cache`` a request goes on from what others have computed of the same beginning.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -87,11 +91,21 @@ class LLM:
         max_num_seqs: int = 8,
         kv_type: str = "f16",
         context_policy: str = "error",
+        max_num_batched_tokens: int | None = None,
+        prefill_share: float = 1.0,
+        prefix_cache: bool = True,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
-        _check_positive(n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs)
+        _check_positive(
+            n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )  # fmt: skip
+        if not (isinstance(prefill_share, int | float) and 0 < prefill_share <= 1):
+            raise EdgeLLMError(
+                f"prefill_share must be above 0 and at most 1, not {prefill_share!r}."
+            )
         if kv_type not in ("f16", "f32"):
             raise EdgeLLMError(f"kv_type must be f16 or f32, not {kv_type!r}.")
         if context_policy not in ("error", "ring"):
@@ -99,7 +113,7 @@ class LLM:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise EdgeLLMError(f"The path of a model file is needed, not {path!r}.")
         samplers = [samplers] if callable(samplers) else samplers
-        self._ring = context_policy == "ring"
+        self._ring, self._prefix_cache = context_policy == "ring", prefix_cache
         say = progress or (lambda text: None)
         self.notices: list[str] = []
         try:
@@ -112,6 +126,7 @@ class LLM:
             apply_overrides(self._gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
             self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, say)
+            self._start(max_num_batched_tokens, prefill_share)
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
             self._gguf.close()
             raise EdgeLLMError(str(error)) from None
@@ -158,6 +173,7 @@ class LLM:
             kv_bytes=kv_bytes,
             window=context.window,
             sinks=context.sinks,
+            n_states=2 * max_num_seqs + n_checkpoints(graph, max_num_seqs),
             cpus=cpus,
         )
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
@@ -173,11 +189,24 @@ class LLM:
             "seconds": _kernels.seconds - before[2],
         }
         self.max_num_seqs = max_num_seqs
-        self._scheduler = Scheduler(
-            self._runner.cache, limits.max_tokens, max_num_seqs, self.max_positions
+        self._limits = limits
+
+    def _start(self, max_num_batched_tokens: int | None, prefill_share: float) -> None:
+        """The loop over the loaded model."""
+        runner, limits = self.runner, self._limits
+        self.metrics = Metrics()
+        runner.cache.reuse = self._prefix_cache
+        # measured from the first step on; until then as many multiplications as any core manages
+        dots = step_cost(self._graph, limits.kv_bytes, [(1, 0)], 0).dots
+        step_time = StepTime(dots / (self.n_threads * _DOTS_PER_SECOND))
+        config = SchedulerConfig(
+            self.max_num_seqs, limits.max_tokens, max_num_batched_tokens, prefill_share
+        )
+        scheduler = Scheduler(runner.cache, config, step_time, self.metrics)
+        self._loop = Loop(
+            runner, scheduler, step_time, self.metrics, self._tokenizer.result, self.max_positions
         )
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
-        self._last: Sequence | None = None
 
     # ---- text -------------------------------------------------------------------------------
 
@@ -210,50 +239,92 @@ class LLM:
     # ---- generation -------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompts: Prompt, params: SamplingParams | None = None) -> Completion: ...
+    def generate(
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        n: None = None,
+    ) -> Completion: ...
     @overload
     def generate(
-        self, prompts: list[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: list[Prompt],
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        n: None = None,
     ) -> list[Completion]: ...
     @overload
     def generate(
-        self, prompts: list[str], params: SamplingParams | None = None
+        self,
+        prompts: list[str],
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        n: None = None,
     ) -> list[Completion]: ...
     @overload
     def generate(
-        self, prompts: list[list[int]], params: SamplingParams | None = None
+        self,
+        prompts: list[list[int]],
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        n: None = None,
     ) -> list[Completion]: ...
-    def generate(self, prompts: Any, params: SamplingParams | None = None) -> Any:
-        """Complete a prompt (text or token ids), or a list of them together in order."""
+    @overload
+    def generate(
+        self, prompts: Any, params: SamplingParams | None = None,
+        options: RequestOptions | None = None, *, n: int,
+    ) -> Any: ...  # fmt: skip
+    def generate(
+        self, prompts: Any, params: SamplingParams | None = None,
+        options: RequestOptions | None = None, *, n: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Complete a prompt (text or token ids), or a list of them together in order. With ``n``
+        each prompt has a list of n completions, which share what was computed of the prompt.
+
+        Without ``options`` a list of prompts is in the batch lane: it is done as fast as possible
+        as a whole, a single prompt is answered as soon as possible.
+        """
         if not isinstance(prompts, str | list | tuple | np.ndarray):
             raise EdgeLLMError("A prompt is a text, a list of token ids, or a list of those.")
         one = isinstance(prompts, str) or (len(prompts) > 0 and _is_tokens(prompts))
-        sequences: list[Sequence] = []
         params = params or SamplingParams()
+        several: Any = [prompts] if one else prompts
+        options = options or RequestOptions(priority="interactive" if one else "batch")
+        requests: list[list[Sequence]] = []
         try:
-            several: Any = [prompts] if one else prompts
             for prompt in several:
-                sequences.append(self._sequence(prompt, params))
-            for sequence in sequences:
-                self._add(sequence)
-            while any(s.finish_reason is None for s in sequences):
+                requests.append(self._sequences(prompt, params, options, 1 if n is None else n))
+            for choices in requests:
+                self._add(choices)
+            while any(s.finish_reason is None for choices in requests for s in choices):
                 self.step()
         finally:
-            for sequence in sequences:
-                self.forget(sequence)
-        for sequence in sequences:
-            sequence.raise_error()
-        completions = [completion_of(s) for s in sequences]
-        return completions[0] if one else completions
+            for choices in requests:
+                self._forget_all(choices)
+        for choices in requests:
+            for sequence in choices:
+                sequence.raise_error()
+        answers: Any = [[completion_of(s) for s in choices] for choices in requests]
+        if n is None:
+            answers = [choices[0] for choices in answers]
+        return answers[0] if one else answers
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+    ) -> Iterator[Piece]:  # fmt: skip
         """The completion piece by piece, computed as pieces are taken; leaving the loop early frees
         the sequence."""
-        return self._stream(self._sequence(prompt, params or SamplingParams()))
+        return self._stream(self._sequences(prompt, params or SamplingParams(), options)[0])
 
     def _stream(self, sequence: Sequence) -> Iterator[Piece]:
         try:
-            self._add(sequence)
+            self._add([sequence])
             while sequence.pieces or sequence.finish_reason is None:
                 if not sequence.pieces:
                     self.step()
@@ -266,11 +337,11 @@ class LLM:
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """float32 [n_tokens, n_vocab]: a fresh sequence from position 0, the logits after each."""
         self._check_generates()
-        sequence = self._sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
+        sequence = self.sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
         out = np.empty((len(sequence.tokens), self.n_vocab), np.float32)
         with self._turn():
             runner = self._ready()
-            if not runner.cache.admit(sequence, len(sequence.tokens), reuse=False):
+            if not runner.cache.admit(sequence, reuse=False):
                 raise EngineError("No room for another sequence; finish or close open streams.")
             try:
                 for start in range(0, len(out), LOGITS_TOKENS):
@@ -293,10 +364,10 @@ class LLM:
             return vector
         kind, vectors = pooling_of(self.config), []
         for prompt in prompts:
-            sequence = self._sequence(prompt, SamplingParams(max_tokens=1))
+            sequence = self.sequence(prompt, SamplingParams(max_tokens=1))
             with self._turn():
                 cache = self._ready().cache
-                if not cache.admit(sequence, len(sequence.tokens), reuse=False):
+                if not cache.admit(sequence, reuse=False):
                     raise EngineError("No room for another sequence.")
                 try:
                     rows = self._forward([Run(sequence, len(sequence.tokens), "all")])
@@ -335,8 +406,7 @@ class LLM:
     def _reuse_unless_hooked(self) -> None:
         """A hook has to see every token, and what it changed must not outlive it."""
         runner = self._ready()
-        runner.cache.drop_parked()
-        self._scheduler.reuse = not runner.program.hooks
+        runner.cache.start_anew(reuse=self._prefix_cache and not runner.program.hooks)
 
     def _tensor(self, name: str) -> Tensor:
         """The tensor a hook names; EdgeLLMError lists what there is."""
@@ -361,19 +431,7 @@ class LLM:
         """Compute one step for whoever is waiting; finished text is put on the sequences."""
         with self._turn():
             self._ready()
-            batch = self._scheduler.schedule()
-            if not batch:
-                return
-            now = time.perf_counter()
-            runs = []
-            for sequence, n in batch:
-                sequence.started = sequence.started or now
-                reaches_end = n == sequence.n_waiting
-                runs.append(Run(sequence, n, "last" if reaches_end else "none"))
-            rows = iter(self._forward(runs))
-            for run in runs:
-                if run.wanted == "last":
-                    self._update(run.sequence, next(rows))
+            self._loop.step()
 
     def _forward(self, runs: list[Run]) -> NDArray[np.float32]:
         try:
@@ -381,52 +439,16 @@ class LLM:
         except TeamError as error:
             raise EngineError(f"{error}.") from None
 
-    def _update(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
-        """Sample the sequence's next token and decide whether it was the last."""
-        params, tokenizer = sequence.params, self.tokenizer
-        try:
-            token = sequence.sampler.draw(logits, sequence.tokens)
-            is_complete = sequence.sampler.accept(token)
-        except Exception as error:  # also of a user's function; the others' step goes on
-            sequence.error = error
-            self._finish(sequence, "error")
-            return
-        now = time.perf_counter()
-        sequence.first_token = sequence.first_token or now
-        if token in tokenizer.eog and (params.structured or not params.ignore_eos):
-            self._finish(sequence, "stop")
-            return
-        sequence.tokens.append(token)
-        text, hit = sequence.stops.push(sequence.decoder.push(token))
-        logprob, top = None, ()
-        if params.logprobs:
-            logprob, best = log_softmax_top(logits, token, params.logprobs)
-            top = tuple(best)  # type: ignore[assignment]
-        sequence.pieces.append(Piece(text, token, None, logprob, top))
-        n_output = len(sequence.tokens) - sequence.n_prompt
-        if hit is not None or is_complete:
-            self._finish(sequence, "stop")
-        elif params.max_tokens is not None and n_output >= params.max_tokens:
-            self._finish(sequence, "length")
-        elif len(sequence.tokens) >= self.max_positions:
-            sequence.context_full = True
-            self._finish(sequence, "length")
-
-    def _finish(self, sequence: Sequence, reason: str) -> None:
-        sequence.finished = time.perf_counter()
-        sequence.finish_reason = reason
-        text, _ = sequence.stops.push(sequence.decoder.flush())
-        text += sequence.stops.flush()
-        sequence.pieces.append(Piece(text, None, reason))
-        self._last = sequence
-        self._scheduler.remove(sequence)
-
     # ---- state ------------------------------------------------------------------------------
+
+    @property
+    def _last(self) -> Sequence | None:
+        return self._loop.last
 
     @property
     def timings(self) -> dict[str, float]:
         """Of the request that finished last, in llama.cpp's names."""
-        return self._last.timings() if self._last is not None else {}
+        return self._last.timings() if self._last else {}
 
     @property
     def context_full(self) -> bool:
@@ -440,10 +462,8 @@ class LLM:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits or runs, and every cache block is free."""
-        return not (self._scheduler.waiting or self._scheduler.running) and (
-            self._ready().cache.idle
-        )
+        """Nothing waits or runs, and no cache block is held."""
+        return self._loop.scheduler.is_idle and self._ready().cache.is_idle
 
     @property
     def runner(self) -> Runner:
@@ -498,10 +518,45 @@ class LLM:
             raise EngineError("This model is closed.")
         return self._runner
 
-    def _sequence(self, prompt: Prompt, params: SamplingParams) -> Sequence:
+    def sequence(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None
+    ) -> Sequence:
+        """A request that is not queued yet. EdgeLLMError for one that cannot be served."""
+        return self._sequences(prompt, params, options)[0]
+
+    def _sequences(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None,
+        n: int = 1,
+    ) -> list[Sequence]:  # fmt: skip
         self._ready()
         if not isinstance(params, SamplingParams):
             raise EdgeLLMError(f"params must be SamplingParams, not {type(params).__name__}.")
+        options = options if options is not None else RequestOptions()
+        if not isinstance(options, RequestOptions):
+            raise EdgeLLMError(f"options must be RequestOptions, not {type(options).__name__}.")
+        _check_positive(n=n)
+        tokens = self._tokens(prompt)
+        seed, marks = params.resolved_seed(), self._marks(tokens, n)
+        bias = resolve_bias(params, self.tokenizer, self.n_vocab)
+        choices = []
+        for choice in range(n):
+            sequence = Sequence(
+                list(tokens), params, self.tokenizer.stream(), options, choice, seed, marks
+            )
+            sequence.sampler = Sampler(
+                params,
+                seed,
+                bias=bias,
+                users=self._users,
+                matcher=self._grammars.matcher(params) if params.structured else None,
+                piece=self.tokenizer.piece if self.tokenizer.has_text else None,
+                choice=choice,
+            )
+            choices.append(sequence)
+        choices[0].forks = choices[1:]
+        return choices
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             tokens = self.tokenize(prompt)
         elif _is_tokens(prompt):
@@ -519,22 +574,29 @@ class LLM:
                 f"The prompt has {len(tokens)} tokens and the context {self.max_positions}: "
                 "shorten it or ask for a larger context (-c)."
             )
-        sequence = Sequence(tokens, params, self.tokenizer.stream())
-        sequence.sampler = Sampler(
-            params,
-            sequence.seed,
-            bias=resolve_bias(params, self.tokenizer, self.n_vocab),
-            users=self._users,
-            matcher=self._grammars.matcher(params) if params.structured else None,
-            piece=self.tokenizer.piece if self.tokenizer.has_text else None,
-        )
-        return sequence
+        return tokens
 
-    def submit(self, prompt: Prompt, params: SamplingParams) -> Sequence:
-        """Queue a request: ``step`` until it has a ``finish_reason``, or ``forget`` it."""
-        sequence = self._sequence(prompt, params)
-        self._add(sequence)
-        return sequence
+    def _marks(self, tokens: list[int], n: int) -> frozenset[int]:
+        """Where the state of recurrent layers is kept: behind the first message and the last two
+        (their ends are the tokens that end a text), else near the end."""
+        if not self._graph.is_recurrent:
+            return frozenset()
+        eog, last = self.tokenizer.eog, len(tokens) - 1
+        ends = [i + 1 for i, token in enumerate(tokens) if token in eog and i < last]
+        marks = {*ends[:1], *ends[-2:]} or {last // BLOCK * BLOCK}
+        if n > 1:
+            marks.add(last)  # the other choices go on from there
+        return frozenset(marks - {0})
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None,
+        n: int = 1,
+    ) -> list[Sequence]:  # fmt: skip
+        """Queue a request of n choices: ``step`` until each has a ``finish_reason``, or ``forget``
+        them."""
+        choices = self._sequences(prompt, params, options, n)
+        self._add(choices)
+        return choices
 
     def _check_generates(self) -> None:
         if not self._graph.is_causal:
@@ -543,18 +605,26 @@ class LLM:
                 "text: use LLM.embed."
             )
 
-    def _add(self, sequence: Sequence) -> None:
+    def _add(self, choices: list[Sequence]) -> None:
         self._check_generates()
-        if not self._ready().cache.fits(self._scheduler.most_tokens(sequence)):
+        first = choices[0]
+        wanted = first.params.max_tokens
+        most = self.max_positions if wanted is None else first.n_prompt + wanted
+        if not self._ready().cache.fits(min(most, self.max_positions)):
             raise ContextFull("The request can never fit into the key-value cache (-c).")
         with self._turn():
-            self._scheduler.add(sequence)
+            self._loop.scheduler.add(first)
 
     def forget(self, sequence: Sequence) -> None:
         """Free what a request holds, finished or not."""
-        if self._runner is not None:
-            with self._turn():
-                self._scheduler.remove(sequence)
+        self._forget_all([sequence])
+
+    def _forget_all(self, choices: list[Sequence]) -> None:
+        if self._runner is None:
+            return
+        with self._turn():
+            for sequence in choices:  # the first hands its forks to the queue
+                self._loop.scheduler.remove(sequence)
 
 
 def _is_tokens(prompt: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.cpu.program import Program
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.kernels.graph import Graph, Weight
-from edgellm.kv_cache import CacheGroup, KVCache
+from edgellm.kv_cache import CacheGroup, KVCache, NoRoom
 from edgellm.quant.gguf import GGUF
 from edgellm.sequence import Sequence
 
@@ -45,7 +46,17 @@ class Runner:
         groups = [
             CacheGroup(a.shape.window, a.n_blocks, a.table, a.shape.sinks) for a in self._attention
         ]
-        self.cache = KVCache(groups, BLOCK, limits.max_tokens, graph.is_recurrent)
+        self.cache = KVCache(
+            groups, BLOCK, limits.max_tokens, limits.n_states if graph.is_recurrent else 0,
+            self._copy_block, limits.max_seqs,
+        )  # fmt: skip
+
+    def _copy_block(self, group: int, source: int, target: int) -> None:
+        attention = self._attention[group]
+        sizes = attention.shape.key_block_bytes(), attention.shape.value_block_bytes()
+        for pools, size in zip((attention.keys, attention.values), sizes, strict=True):
+            for pool in pools:
+                pool[target * size :][:size] = pool[source * size :][:size]
 
     def _read_into(self, weight: Weight, start: int, out: NDArray[np.uint8]) -> None:
         self._gguf.read_into(self._gguf.tensors[weight.name], start, out)
@@ -53,51 +64,88 @@ class Runner:
     def forward(self, runs: list[Run]) -> NDArray[np.float32]:
         """Compute the runs' tokens; logits [n wanted, n_vocab], valid until the next step.
 
-        Advances ``n_computed`` only when the step is complete, so an interrupted one can be
-        repeated or dropped.
+        Makes room where the scheduler has not (NoRoom), and advances ``n_computed`` only when the
+        step is complete, so an interrupted one can be repeated or dropped.
         """
-        inputs = self.program.inputs
+        inputs, cache = self.program.inputs, self.cache
         row, wanted = 0, 0
         spans: list[tuple[int, int, int, int]] = []
+        tokens: list[int] = []
         for run in runs:
             sequence, n, first = run.sequence, run.n_tokens, run.sequence.n_computed
-            self._read_embeddings(sequence.tokens[first : first + n], row)
-            positions = np.arange(first, first + n)
-            inputs.positions[row : row + n] = positions
-            if self._limits.window is not None:
-                behind_sinks = self._limits.window + self._limits.sinks - 1
-                inputs.sink_positions[row : row + n] = np.minimum(positions, behind_sinks)
-            inputs.last_positions[row : row + n] = first + n - 1
-            slot = 2 * sequence.row + sequence.state
-            inputs.runs[len(spans)] = row, n, slot if first else -1, slot ^ 1
-            self.cache.extend(sequence, n)
-            for attention, group in zip(self._attention, self.cache.groups, strict=True):
-                attention.slots[row : row + n] = self.cache.slots(group, sequence, n)
+            if not cache.extend(sequence, n):
+                raise NoRoom("The key-value cache has no room for the step (-c).")
+            tokens += sequence.tokens[first : first + n]
             spans.append((row, n, first, sequence.row))
             n_wanted = {"none": 0, "last": 1, "all": n}[run.wanted]
-            inputs.out_rows[wanted : wanted + n_wanted] = np.arange(row + n - n_wanted, row + n)
+            if n_wanted:
+                inputs.out_rows[wanted : wanted + n_wanted] = range(row + n - n_wanted, row + n)
             row, wanted = row + n, wanted + n_wanted
-        inputs.n_runs[0] = len(spans)
+        self._read_embeddings(tokens)
+        self._describe(np.array(spans, np.int64))
         for attention in self._attention:
             attention.plan(spans)
         n_positions = max(first + n for _, n, first, _ in spans)
         for table in self.program.tables.values():
             table.fill(n_positions)
-        self.program.run(row, wanted)
+        with self._states(runs):
+            self.program.run(row, wanted)
         if self._trace:
             from edgellm.kernels.cpu.trace import check_ops
 
             check_ops(self.program, spans, wanted, self._read_into)
         for run in runs:
-            run.sequence.n_computed += run.n_tokens
-            run.sequence.state ^= 1
+            cache.commit(run.sequence, run.n_tokens)
         return self.program.logits[:wanted]
 
-    def _read_embeddings(self, tokens: list[int], row: int) -> None:
-        size = self._table.row_bytes
-        out = self.program.inputs.embeddings
-        for i, token in enumerate(tokens):
-            self._gguf.read_into(self._table, token * size, out[row + i])
+    def _describe(self, spans: NDArray[np.int64]) -> None:
+        """Positions and slots of all rows. ``spans``: first row, tokens, first position, table row
+        of each run."""
+        inputs, lengths = self.program.inputs, spans[:, 1]
+        n = int(lengths.sum())
+        positions = np.arange(n) + np.repeat(spans[:, 2] - spans[:, 0], lengths)
+        inputs.positions[:n] = positions
+        inputs.last_positions[:n] = np.repeat(spans[:, 2] + lengths - 1, lengths)
+        if self._limits.window is not None:
+            behind_sinks = self._limits.window + self._limits.sinks - 1
+            inputs.sink_positions[:n] = np.minimum(positions, behind_sinks)
+        table_rows, places = np.repeat(spans[:, 3], lengths), positions // BLOCK
+        for attention in self._attention:
+            blocks = attention.table[table_rows, places].astype(np.int64)
+            attention.slots[:n] = blocks * BLOCK + positions % BLOCK
+
+    @contextmanager
+    def _states(self, runs: list[Run]) -> Iterator[None]:
+        """Slots for the recurrent states of a step: it reads one and writes another, so what it
+        began with is there until it is done."""
+        inputs, states = self.program.inputs, self.cache.states
+        inputs.n_runs[0] = len(runs)
+        if not self.cache.is_recurrent:
+            yield
+            return
+        new: list[int] = []
+        try:
+            row = 0
+            for i, run in enumerate(runs):
+                slot = states.take()
+                assert slot is not None  # there are two for each running sequence
+                new.append(slot)
+                inputs.runs[i] = row, run.n_tokens, run.sequence.state, slot
+                row += run.n_tokens
+            yield
+        except BaseException:
+            for slot in new:
+                states.drop(slot)
+            raise
+        for run, slot in zip(runs, new, strict=True):
+            if run.sequence.state >= 0:
+                states.drop(run.sequence.state)
+            run.sequence.state = slot
+
+    def _read_embeddings(self, tokens: list[int]) -> None:
+        size, out = self._table.row_bytes, self.program.inputs.embeddings
+        for row, token in enumerate(tokens):
+            self._gguf.read_into(self._table, token * size, out[row])
 
     def close(self) -> None:
         self.program.close()

@@ -65,8 +65,9 @@ class Sampler:
         users: Sequence[UserSampler] = (),
         matcher: "Matcher | None" = None,
         piece: Callable[[int], bytes] | None = None,
+        choice: int = 0,
     ) -> None:
-        self.params, self.seed = params, seed
+        self.params, self.seed, self._choice = params, seed, choice
         self._bias, self._users, self._matcher = bias, users, matcher
         self._piece = piece
         self._plain = bias is None and not users
@@ -76,9 +77,7 @@ class Sampler:
         self._buffer = NO_TOKENS
         self._looks_back = bool(users) or params.penalizes or params.dries
 
-    def draw(
-        self, logits: Row, tokens: Sequence[int], position: int | None = None, choice: int = 0
-    ) -> int:
+    def draw(self, logits: Row, tokens: Sequence[int], position: int | None = None) -> int:
         """The token that follows ``tokens``. ``position`` is the sequence position it will take.
 
         logits: float32 [n_vocab], left as they are
@@ -100,9 +99,9 @@ class Sampler:
                 raise NothingLeft(
                     "A logit bias or a user sampler bans every token that the grammar allows here."
                 )
-        context = Context(self.seed, position, choice, history)
+        context = Context(self.seed, position, self._choice, history)
         if self._piece is not None:
-            context = Context(self.seed, position, choice, history, self._piece)
+            context = Context(self.seed, position, self._choice, history, self._piece)
         if self.params.mirostat:
             return self._mirostat(candidates, context)
         for name in self.params.samplers:
@@ -174,7 +173,7 @@ def sample(
     tokens: Sequence[int] = (),
 ) -> int:
     """The token that follows, for parameters that need neither a tokenizer nor a state."""
-    return Sampler(params, seed).draw(logits, tokens, position, choice)
+    return Sampler(params, seed, choice=choice).draw(logits, tokens, position)
 
 
 def resolve_bias(params: SamplingParams, tokenizer: "Tokenizer", n_vocab: int) -> Bias | None:

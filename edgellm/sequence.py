@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
+from edgellm.request_options import RequestOptions
 from edgellm.sampling import Sampler, SamplingParams
 from edgellm.stops import StopMatcher
 
@@ -33,35 +34,62 @@ class Piece:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request. ``tokens`` are prompt and output; the first ``n_computed`` are in the cache."""
+    """A request, or one of its choices. ``tokens`` are prompt and output; the first ``n_computed``
+    are in the cache. ``marks``: after how many tokens a recurrent state is worth keeping. ``forks``
+    begin with the same prompt and wait until it is computed."""
 
     tokens: list[int]
     params: SamplingParams
     decoder: StreamDecoder
+    options: RequestOptions = RequestOptions()
+    choice: int = 0
+    seed: int | None = None  # None: from params
+    marks: frozenset[int] = frozenset()
+    forks: list[Sequence] = field(default_factory=list)
     n_prompt: int = field(init=False)
-    n_computed: int = 0
     n_cached: int = 0  # computed for an earlier request that began alike
-    row: int = -1  # of the block tables, while it runs
-    state: int = 0  # which of the row's two slots holds the state of recurrent layers
-    blocks: list[dict[int, int]] = field(default_factory=list)  # by cache group: place -> block
     finish_reason: str | None = None
     context_full: bool = False
+    is_cancelled: bool = False  # may be set by any thread
+    n_preempted: int = 0
+    is_promoted: bool = False  # of the batch lane, but treated as interactive from now on
     pieces: deque[Piece] = field(default_factory=deque)  # not yet taken by the caller
+    # what the cache knows of it while it runs
+    n_computed: int = 0
+    n_registered: int = 0  # full blocks that others can find
+    is_private: bool = False  # what it computes is not for others
+    n_room: int = 0  # positions that have a block
+    row: int = -1  # of the block tables
+    state: int = -1  # slot of the state of recurrent layers
+    blocks: list[dict[int, int]] = field(default_factory=list)  # by cache group: place -> block
+    root: bytes = b""  # the name of the empty beginning (see prefix)
+    prefixes: list[bytes] = field(default_factory=list)  # names of its first 1, 2, … blocks
 
     def __post_init__(self) -> None:
         self.number = next(_numbers)
         self.n_prompt = len(self.tokens)
-        self.seed = self.params.resolved_seed()
-        self.sampler = Sampler(self.params, self.seed)  # the engine adds what a model knows
+        if self.seed is None:
+            self.seed = self.params.resolved_seed()
+        # the engine adds what a model knows
+        self.sampler = Sampler(self.params, self.seed, choice=self.choice)
         self.error: Exception | None = None
         self.stops = StopMatcher(self.params.stop)
         self.arrived = time.perf_counter()
-        self.started = self.first_token = self.finished = 0.0
+        self.started = self.first_token = self.last_token = self.finished = 0.0
 
     def raise_error(self) -> None:
         """Raise what ended the request, if an error did."""
         if self.error is not None:
             raise self.error
+
+    @property
+    def salt(self) -> str:
+        return self.options.cache_salt
+
+    @property
+    def lane(self) -> int:
+        """0 goes first."""
+        return 0 if self.is_promoted else self.options.lane
 
     @property
     def output(self) -> list[int]:
@@ -71,6 +99,11 @@ class Sequence:
     def n_waiting(self) -> int:
         """Tokens that are known but not yet computed."""
         return len(self.tokens) - self.n_computed
+
+    def cancel(self) -> None:
+        """Ask for the end of the request, from any thread; the scheduler sees it before its next
+        step."""
+        self.is_cancelled = True
 
     def timings(self) -> dict[str, float]:
         """llama.cpp's names; times in milliseconds."""
@@ -97,10 +130,13 @@ class Completion:
 
     text: str
     tokens: list[int]
-    finish_reason: str  # "stop": end token or stop string; "length": max_tokens or full context
+    finish_reason: str  # "stop": end token or stop string; "length": max_tokens or full context;
+    # "abort": cancelled
     timings: dict[str, float]
     logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] | None = None
     context_full: bool = False
+    n_prompt: int = 0
+    n_cached: int = 0  # of these, computed for an earlier request
 
 
 def completion_of(sequence: Sequence) -> Completion:
@@ -111,5 +147,5 @@ def completion_of(sequence: Sequence) -> Completion:
         logprobs = [(p.logprob or 0.0, p.top_logprobs) for p in pieces if p.token is not None]
     return Completion(
         "".join(p.text for p in pieces), sequence.output, sequence.finish_reason or "error",
-        sequence.timings(), logprobs, sequence.context_full,
+        sequence.timings(), logprobs, sequence.context_full, sequence.n_prompt, sequence.n_cached,
     )  # fmt: skip

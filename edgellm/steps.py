@@ -30,7 +30,7 @@ class Steps:
         tokens = arbitrary_tokens(n_tokens, self._llm.n_vocab)
         params = SamplingParams(max_tokens=1, temperature=0)
         sequence = Sequence(tokens, params, self._llm.tokenizer.stream())
-        if not self._runner.cache.admit(sequence, n_tokens, reuse=False):
+        if not self._runner.cache.admit(sequence, reuse=False):
             raise EdgeLLMError(
                 f"There is no room in the cache for another sequence of {n_tokens:,} tokens; "
                 "measure smaller depths or fewer sequences."
@@ -42,7 +42,8 @@ class Steps:
 
     def cut(self, sequence: Sequence, n_tokens: int) -> bool:
         """Forget all but the first n_tokens; False when a sliding window no longer has them."""
-        return self._runner.cache.cut(sequence, n_tokens)
+        there = min(n_tokens, sequence.n_computed)
+        return self._runner.cache.rewind(sequence, n_tokens) == there
 
     def prefill(self, sequence: Sequence, n_tokens: int) -> list[float]:
         """Compute the next n_tokens in steps as the engine cuts them; logits of the last only."""

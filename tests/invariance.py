@@ -15,8 +15,8 @@ PARAMS = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True)
 
 def in_chunks(llm: LLM, tokens: list[int], size: int) -> NDArray[np.float32]:
     """Logits after the last token of a prompt that is computed ``size`` tokens at a time."""
-    runner, sequence = llm._ready(), llm._sequence(tokens, PARAMS)
-    assert runner.cache.admit(sequence, len(tokens) + 64)
+    runner, sequence = llm._ready(), llm.sequence(tokens, PARAMS)
+    assert runner.cache.admit(sequence, reuse=False)
     try:
         for start in range(0, len(tokens), size):
             n = min(size, len(tokens) - start)
@@ -38,13 +38,11 @@ def check_invariance(path: Path, n: int) -> None:
         for size in (1, 7, 32, 256):
             assert np.array_equal(in_chunks(two, tokens, size), whole[-1]), size
         runner = two._ready()
-        sequences = [two._sequence(tokens_of(s, n - 8 * s, two.n_vocab), PARAMS) for s in range(8)]
-        sequences[3] = two._sequence(tokens, PARAMS)
+        sequences = [two.sequence(tokens_of(s, n - 8 * s, two.n_vocab), PARAMS) for s in range(8)]
+        sequences[3] = two.sequence(tokens, PARAMS)
         for s in sequences:
-            assert runner.cache.admit(s, two.max_positions)
+            assert runner.cache.admit(s, reuse=False)
         # prompts of all eight in ragged chunks, then all eight token by token
-        for s in sequences:
-            s.n_computed = 0
         while any(s.n_waiting > 1 for s in sequences):
             runner.forward(
                 [Run(s, min(29, s.n_waiting - 1), "none") for s in sequences if s.n_waiting > 1]

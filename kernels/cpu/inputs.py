@@ -14,6 +14,8 @@ from edgellm.kernels.cpu.memory import allocate
 from edgellm.kernels.cpu.recurrent import RUN_WORDS
 from edgellm.kernels.cpu.team import LINE
 
+_REMEMBERED = 8  # windows that are kept for requests that begin like an earlier one
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -28,6 +30,7 @@ class Limits:
     kv_bytes: int = 2  # float16; 4: float32
     window: int | None = None  # context policy ring: what full attention is narrowed to
     sinks: int = 0  # beside it, the first tokens of a sequence
+    n_states: int = 0  # slots of recurrent states: two for each sequence, and checkpoints
     cpus: tuple[int, ...] = ()  # that the threads stay on; none: wherever the system puts them
 
 
@@ -48,7 +51,8 @@ class AttentionGroup:
             n_pieces = min(n_pieces, -(-shape.window // PIECE) + 1) + 1  # cut at both ends; sinks
             # older blocks are released: window, step, two cut blocks and that of the sinks
             most = -(-(shape.window + limits.max_tokens) // BLOCK) + 3
-            self.n_blocks = min(self.n_blocks, most * limits.max_seqs)
+            kept = _REMEMBERED * -(-shape.window // BLOCK)
+            self.n_blocks = min(self.n_blocks, most * limits.max_seqs + kept)
         # a token is split over pieces only when its sequence brings one token: max_seqs at most
         self.slots = np.zeros(limits.max_tokens, np.int64)
         self.table = np.zeros((limits.max_seqs, -(-limits.n_ctx // BLOCK)), np.int32)
@@ -69,29 +73,12 @@ class AttentionGroup:
         """Work items for runs of consecutive tokens (first row, n tokens, first position, table
         row), longest work first."""
         shape, heads = self.shape, np.arange(self.shape.n_units)
-        at, slot = 0, 0
+        singles = [run for run in runs if run[1] == 1]
+        at = self._plan_singles(np.array(singles, np.int64)) if singles else 0
         for first_row, n, position, table_row in runs:
-            self.splits[first_row : first_row + n] = 0
             if n == 1:
-                begin, end = self._pieces(position, position)
-                sinks = int(self._meets_sinks(position))
-                n_pieces = end - begin + sinks
-                items = self.items[at : at + shape.n_units * n_pieces]
-                cube = items.reshape(shape.n_units, n_pieces, ITEM_WORDS)
-                cube[..., 0], cube[..., 1], cube[..., 6] = first_row, 1, table_row
-                cube[..., 2] = heads[:, None]
-                pieces = np.arange(begin - sinks, end)
-                cube[..., 3], cube[..., 4], cube[..., 7] = pieces, pieces + 1, 0
-                if sinks:  # an empty run of pieces after them
-                    cube[:, 0, 3:5], cube[:, 0, 7] = begin, 1
-                if n_pieces == 1:
-                    items[:, 5] = -1
-                else:
-                    items[:, 5] = slot + np.arange(len(items))
-                    self.splits[first_row] = slot, n_pieces
-                    slot += len(items)
-                at += len(items)
                 continue
+            self.splits[first_row : first_row + n] = 0
             width = shape.tile_tokens
             starts = np.arange(0, n - n % width, width)
             sizes = np.full(len(starts), width)
@@ -110,6 +97,32 @@ class AttentionGroup:
             cube[..., 7] = self._meets_sinks(position + starts + sizes - 1)[:, None]
             at += len(items)
         self.count[0] = at
+
+    def _plan_singles(self, runs: NDArray[np.int64]) -> int:
+        """Items of runs of one token, split by pieces so that threads share a long context;
+        returns how many. Order: run, unit, piece."""
+        rows, position, table_row = runs[:, 0], runs[:, 2], runs[:, 3]
+        begin, end = self._pieces(position, position)
+        sinks = np.asarray(self._meets_sinks(position)).astype(np.int64)
+        n_pieces = end - begin + sinks
+        n_units = self.shape.n_units
+        n_items = np.repeat(n_pieces, n_units)  # of each run and unit
+        pair = np.repeat(np.arange(len(n_items)), n_items)
+        run, unit = pair // n_units, pair % n_units
+        nth = np.arange(len(pair)) - (np.cumsum(n_items) - n_items)[pair]  # piece of the pair
+        is_sinks = (nth == 0) & (sinks[run] == 1)
+        piece = begin[run] - sinks[run] + nth
+        items = self.items[: len(pair)]
+        items[:, 0], items[:, 1], items[:, 2], items[:, 6] = rows[run], 1, unit, table_row[run]
+        items[:, 3] = np.where(is_sinks, begin[run], piece)  # an empty run of pieces after them
+        items[:, 4] = np.where(is_sinks, begin[run], piece + 1)
+        items[:, 7] = is_sinks
+        is_split = (n_pieces > 1)[run]
+        items[:, 5] = np.where(is_split, np.cumsum(is_split) - 1, -1)
+        n_slots = np.where(n_pieces > 1, n_pieces * n_units, 0)
+        self.splits[rows, 0] = np.cumsum(n_slots) - n_slots
+        self.splits[rows, 1] = np.where(n_pieces > 1, n_pieces, 0)
+        return len(pair)
 
     def _meets_sinks(self, last: Any) -> Any:
         """Whether a token up to position ``last`` has sinks outside its window."""

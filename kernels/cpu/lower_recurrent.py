@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def _states(p: Program, op: Op) -> int:
-    """The address of an op's states: two slots for each sequence. They outlive lowering."""
+    """The address of an op's states, one in each slot. They outlive lowering."""
     if id(op) not in p.states:
-        p.states[id(op)] = allocate(2 * p.limits.max_seqs * 4 * op.n_state)
+        p.states[id(op)] = allocate(p.limits.n_states * 4 * op.n_state)
     return p.states[id(op)].ctypes.data
 
 

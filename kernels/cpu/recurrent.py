@@ -6,7 +6,7 @@ to a step:
 
     int64: first row | tokens | slot its state is read from, -1: a fresh one | slot it is left in
 
-A sequence has two slots and takes turns: a step that fails can be repeated, because what it began
+A step reads one slot and writes another: one that fails can be repeated, because what it began
 with is still there.
 """
 

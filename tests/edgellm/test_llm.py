@@ -103,7 +103,7 @@ def test_logits_are_of_a_fresh_sequence(llm: LLM) -> None:
 
 
 def test_timings_use_the_known_names(llm: LLM) -> None:
-    timings = llm.generate("abc", GREEDY).timings
+    timings = llm.generate("0z9", GREEDY).timings
     assert timings["prompt_n"] == 3 and timings["predicted_n"] == 12
     assert timings["prompt_ms"] > 0 and timings["predicted_per_second"] > 0
     assert set(llm.timings) == set(timings)

@@ -37,7 +37,7 @@ def test_a_conversation_is_not_read_again(
 def pair(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]):  # type: ignore[no-untyped-def]
     path = tiny_model(request.param)
     with LLM(path, n_ctx=256, max_num_seqs=3) as llm, LLM(path, n_ctx=256) as plain:
-        plain._scheduler.reuse = False
+        plain._ready().cache.reuse = False
         yield llm, plain
 
 

@@ -1,0 +1,154 @@
+"""The engine's loop: ``schedule -> forward -> sample -> update``, for prompts and generation alike.
+
+Only the scheduler and ``update`` change what a request is; a step's batch are flat arrays. Nothing
+that goes wrong with a request, or with a step, ends the loop: the requests concerned fail with the
+error, the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgellm.errors import EdgeLLMError
+from edgellm.kernels.cpu.team import TeamError
+from edgellm.metrics import Metrics
+from edgellm.runner import Run, Runner
+from edgellm.sampling import log_softmax_top
+from edgellm.scheduler import Scheduler
+from edgellm.sequence import Piece, Sequence
+from edgellm.step_time import StepTime
+
+if TYPE_CHECKING:
+    from edgellm.tokenizer import Tokenizer
+
+_MOST_EMPTY_STEPS = 100  # without anything to compute while requests wait
+
+
+class EngineError(EdgeLLMError):
+    """The engine cannot be used: closed, forked, or in a state no call can repair."""
+
+
+class Loop:
+    """Runs the requests of one model. ``tokenizer`` may still be loading: it is asked for at the
+    first token. Sequences end at ``max_positions``."""
+
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, step_time: StepTime, metrics: Metrics,
+        tokenizer: Callable[[], Tokenizer], max_positions: int,
+    ) -> None:  # fmt: skip
+        self._runner, self.scheduler, self._step_time = runner, scheduler, step_time
+        self.metrics, self._tokenizer, self._max_positions = metrics, tokenizer, max_positions
+        self.last: Sequence | None = None  # the request that finished last
+        self._n_empty = 0
+
+    def step(self) -> bool:
+        """Compute one step for whoever is waiting; what came out is put on the sequences. False
+        when there was nothing to compute."""
+        begun = time.perf_counter()
+        for sequence, error in self.scheduler.ended():
+            self._end_early(sequence, error)
+        batch = self.scheduler.schedule()
+        for sequence, error in self.scheduler.take_failed():
+            self._end_early(sequence, error)
+        if not batch:
+            self._watch()
+            return False
+        self._n_empty = 0
+        runs = [Run(s, n, "last" if n == s.n_waiting else "none") for s, n in batch.items()]
+        scheduled = time.perf_counter()
+        n_decode = sum(1 for s, n in batch.items() if n == 1 == s.n_waiting)
+        n_prefill = sum(batch.values()) - n_decode
+        try:
+            rows = self._runner.forward(runs)
+        except Exception as error:
+            self._fail(batch, EngineError(f"{error}.") if isinstance(error, TeamError) else error)
+            return True
+        computed = time.perf_counter()
+        self._step_time.observe(n_decode, n_prefill, computed - scheduled)
+        i = 0
+        for run in runs:
+            if run.wanted == "last":
+                self._update(run.sequence, rows[i])
+                i += 1
+        updated = time.perf_counter()
+        self.metrics.step(
+            n_decode, n_prefill, scheduled - begun, computed - scheduled, updated - computed
+        )
+        return True
+
+    def _update(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        """Sample the sequence's next token and decide whether it was the last."""
+        params = sequence.params
+        try:
+            token = sequence.sampler.draw(logits, sequence.tokens)
+            is_complete = sequence.sampler.accept(token)
+        except Exception as error:  # also of a user's function; the others' step goes on
+            sequence.error = error
+            self.finish(sequence, "error")
+            return
+        now = time.perf_counter()
+        sequence.first_token = sequence.first_token or now
+        self.metrics.token(sequence, now)
+        if token in self._tokenizer().eog and (params.structured or not params.ignore_eos):
+            self.finish(sequence, "stop")
+            return
+        sequence.tokens.append(token)
+        text, hit = sequence.stops.push(sequence.decoder.push(token))
+        logprob, top = None, ()
+        if params.logprobs:
+            logprob, best = log_softmax_top(logits, token, params.logprobs)
+            top = tuple(best)  # type: ignore[assignment]
+        sequence.pieces.append(Piece(text, token, None, logprob, top))
+        n_output = len(sequence.tokens) - sequence.n_prompt
+        if hit is not None or is_complete:
+            self.finish(sequence, "stop")
+        elif params.max_tokens is not None and n_output >= params.max_tokens:
+            self.finish(sequence, "length")
+        elif len(sequence.tokens) >= self._max_positions:
+            sequence.context_full = True
+            self.finish(sequence, "length")
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """The sequence is over; it gets the rest of its text and gives back what it holds."""
+        sequence.finished = time.perf_counter()
+        sequence.finish_reason = reason
+        text, _ = sequence.stops.push(sequence.decoder.flush())
+        text += sequence.stops.flush()
+        sequence.pieces.append(Piece(text, None, reason))
+        self.last = sequence
+        self.scheduler.remove(sequence)
+        self.metrics.ended(sequence)
+        if self.scheduler.is_idle:
+            self._check_accounts()
+
+    def _end_early(self, sequence: Sequence, error: EdgeLLMError | None) -> None:
+        sequence.error = error
+        self.finish(sequence, "abort" if error is None else "error")
+
+    def _fail(self, batch: dict[Sequence, int], error: Exception) -> None:
+        """A step was lost: what was in it fails."""
+        for sequence in batch:
+            sequence.error = error
+            self.finish(sequence, "error")
+
+    def _watch(self) -> None:
+        """Requests that wait for ever would be worse than one that fails."""
+        waiting = next(iter(self.scheduler.waiting), None)
+        if waiting is None or self.scheduler.running:
+            self._n_empty = 0
+            return
+        self._n_empty += 1
+        if self._n_empty > _MOST_EMPTY_STEPS:
+            self._n_empty = 0
+            self.metrics.stalls += 1
+            self._end_early(waiting, EngineError("The request could not be begun: no room for it."))
+
+    def _check_accounts(self) -> None:
+        """Nothing runs: then every block is free or kept. A fault is counted, not fatal."""
+        if not self._runner.cache.is_idle:
+            self.metrics.faults += 1
