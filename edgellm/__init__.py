@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM as LLM
+    from edgellm.request_options import RequestOptions as RequestOptions
     from edgellm.sampling_params import SamplingParams as SamplingParams
     from edgellm.tokenizer import Tokenizer as Tokenizer
 
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "edgellm.llm",
+    "RequestOptions": "edgellm.request_options",
     "SamplingParams": "edgellm.sampling_params",
     "Tokenizer": "edgellm.tokenizer",
 }
 
-__all__ = ["LLM", "SamplingParams", "Tokenizer", "__version__"]
+__all__ = ["LLM", "RequestOptions", "SamplingParams", "Tokenizer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

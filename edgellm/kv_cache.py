@@ -277,7 +277,6 @@ class KVCache:
             self.states.drop(sequence.state)
         sequence.state = state
         sequence.n_computed = n_kept
-        del sequence.prefixes[place:]
         sequence.n_registered = min(sequence.n_registered, place)
         sequence.n_room = (place + is_cut) * self.block
         return n_kept
