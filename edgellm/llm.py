@@ -21,7 +21,7 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.context import SINKS, fit_context, n_checkpoints
+from edgellm.context import SINKS, fit_context
 from edgellm.cost import step_cost
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
@@ -75,6 +75,8 @@ class LLM:
     ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
     ``max_num_batched_tokens`` and ``prefill_share`` are the scheduler's (see SchedulerConfig);
     with ``prefix_cache`` a request goes on from what others have computed of the same beginning.
+    ``cache_tokens`` is the room for keys and values of all sequences together (None: n_ctx for each
+    of max_num_seqs, as far as memory allows).
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -94,13 +96,14 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         prefill_share: float = 1.0,
         prefix_cache: bool = True,
+        cache_tokens: int | None = None,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
         _check_positive(
             n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=max_num_batched_tokens, cache_tokens=cache_tokens,
         )  # fmt: skip
         if not (isinstance(prefill_share, int | float) and 0 < prefill_share <= 1):
             raise EdgeLLMError(
@@ -125,7 +128,7 @@ class LLM:
         try:
             apply_overrides(self._gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
-            self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, say)
+            self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, cache_tokens, say)
             self._start(max_num_batched_tokens, prefill_share)
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
             self._gguf.close()
@@ -139,7 +142,7 @@ class LLM:
 
     def _load(
         self, n_ctx: int | None, n_threads: int | None, cpus: tuple[int, ...], max_num_seqs: int,
-        kv_type: str, say: Callable[[str], None],
+        kv_type: str, cache_tokens: int | None, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         gguf = self._gguf
         self.path = str(gguf.path)
@@ -154,7 +157,14 @@ class LLM:
                 f"{self.n_threads} threads on {cores} stand in each other's way (-t)."
             )
         context = fit_context(
-            gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring, graph.n_positions
+            gguf,
+            self.config,
+            n_ctx,
+            max_num_seqs,
+            kv_bytes,
+            self._ring,
+            graph.n_positions,
+            cache_tokens,
         )
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
@@ -173,7 +183,7 @@ class LLM:
             kv_bytes=kv_bytes,
             window=context.window,
             sinks=context.sinks,
-            n_states=2 * max_num_seqs + n_checkpoints(graph, max_num_seqs),
+            n_states=context.n_states,
             cpus=cpus,
         )
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
