@@ -203,7 +203,7 @@ class KVCache:
     def commit(self, sequence: Sequence, n_tokens: int) -> None:
         """The next n_tokens are computed."""
         sequence.n_computed += n_tokens
-        if not self.reuse or sequence.is_private:
+        if self._is_private(sequence):
             return
         while (sequence.n_registered + 1) * self.block <= sequence.n_computed:
             place = sequence.n_registered
@@ -224,21 +224,26 @@ class KVCache:
         content = Content(parent, tail, chain(parent, tail))
         sequence.state = self.states.register(sequence.state, content)
 
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the last block too, which is not full yet."""
+        place, n_rest = divmod(sequence.n_computed, self.block)
+        if not n_rest or self._is_private(sequence):
+            return
+        content = Content(self._prefix(sequence, place), self._tokens(sequence, place), None)
+        for group, blocks in zip(self.groups, sequence.blocks, strict=True):
+            group.pool.register(blocks[place], content)
+
+    def _is_private(self, sequence: Sequence) -> bool:
+        return sequence.is_private or not self.reuse
+
     def release(self, sequence: Sequence) -> None:
         """Let go of all a sequence holds; safe to call again."""
         if sequence not in self._sequences:
             return
         del self._sequences[sequence]
-        place, n_rest = divmod(sequence.n_computed, self.block)
-        if self.reuse and not sequence.is_private and sequence.n_computed:
-            if n_rest:
-                content = Content(
-                    self._prefix(sequence, place), self._tokens(sequence, place), None
-                )
-                for group, blocks in zip(self.groups, sequence.blocks, strict=True):
-                    group.pool.register(blocks[place], content)
-            if sequence.state >= 0:
-                self._checkpoint(sequence)
+        self.publish(sequence)
+        if sequence.state >= 0 and sequence.n_computed and not self._is_private(sequence):
+            self._checkpoint(sequence)
         for group, blocks in zip(self.groups, sequence.blocks, strict=True):
             for place in sorted(blocks, reverse=True):  # a beginning is of use without its end
                 group.pool.drop(blocks[place])

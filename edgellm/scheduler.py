@@ -149,6 +149,7 @@ class Scheduler:
 
     def _release_forks_of_computed(self, sequence: Sequence) -> None:
         if sequence.forks and sequence.n_computed >= sequence.n_prompt:
+            self._cache.publish(sequence)
             self._release_forks(sequence)
 
     def _prefill_budget(self, decoding: list[Sequence]) -> int:
