@@ -602,12 +602,13 @@ class LLM:
 
     def _marks(self, tokens: list[int], n: int) -> frozenset[int]:
         """Where the state of recurrent layers is kept: behind the first message and the last two
-        (their ends are the tokens that end a text), else near the end."""
+        (their ends are the tokens that end a text), else before what a template may put behind
+        them."""
         if not self._graph.is_recurrent:
             return frozenset()
         eog, last = self.tokenizer.eog, len(tokens) - 1
         ends = [i + 1 for i, token in enumerate(tokens) if token in eog and i < last]
-        marks = {*ends[:1], *ends[-2:]} or {last // BLOCK * BLOCK}
+        marks = {*ends[:1], *ends[-2:]} or {max(0, last - BLOCK) // BLOCK * BLOCK}
         if n > 1:
             marks.add(last)  # the other choices go on from there
         return frozenset(marks - {0})

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import architectures
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from invariance import tokens_of
 
 from edgellm import LLM, SamplingParams
 
@@ -70,3 +72,28 @@ def test_a_hook_sees_every_token_again(tiny_model: Callable[..., Path]) -> None:
         remove()
         assert llm.generate(list(range(90)), PARAMS).timings["cache_n"] == 0
         assert llm.generate(list(range(90)), PARAMS).timings["cache_n"] == 89
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "qwen35", "qwen3", "lfm2"])
+def test_a_chat_whose_answers_are_rewritten_is_not_read_again(tmp_path: Path, name: str) -> None:
+    """Templates drop the thinking of earlier answers: each prompt departs from what was computed
+    behind the user's last message, in windows that have moved on and states that have changed."""
+    path = architectures.write(tmp_path / "model.gguf", name)
+    answers = SamplingParams(max_tokens=150, temperature=1.0, seed=3, ignore_eos=True)
+    with LLM(path, n_ctx=2048, n_threads=2, max_num_seqs=1) as llm:
+        end = min(llm.tokenizer.eog, default=0)
+        ordinary = [t for t in range(llm.n_vocab) if t not in llm.tokenizer.eog]
+
+        def message(seed: int, n: int) -> list[int]:
+            return [ordinary[t] for t in tokens_of(seed, n, len(ordinary))] + [end]
+
+        prompt = message(0, 799)
+        for turn in range(5):
+            prompt += message(10 + turn, 30)
+            done = llm.generate([*prompt, 3, 4], answers)
+            if turn:
+                assert done.n_prompt - done.n_cached <= 0.4 * done.n_prompt, turn
+            with LLM(path, n_ctx=2048, n_threads=1, prefix_cache=False) as fresh:
+                assert fresh.generate([*prompt, 3, 4], answers).tokens == done.tokens
+            prompt += message(20 + turn, 40)
+        assert llm.is_idle and llm.runner.cache.faults() == []
