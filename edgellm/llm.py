@@ -22,6 +22,7 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.cache_types import check_cache_types
 from edgellm.context import SINKS, fit_context
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
@@ -68,9 +69,10 @@ class LLM:
     ``n_ctx`` is the limit of one sequence (None: the model's, as far as memory allows; see
     ``notices``), ``n_threads`` None takes the physical performance cores allowed to the process, or
     the CPUs of ``cpu_mask`` ("0x3": the first two), on which the threads then stay;
-    at most ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". At the end of
-    the context ``context_policy`` "error" ends a sequence, "ring" goes on: a token sees the first
-    ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
+    at most ``max_num_seqs`` sequences run together, ``type_k`` and ``type_v`` are what keys and
+    values are kept in: f32, f16, q8_0 or q4_0. At the end of the context ``context_policy`` "error"
+    ends a sequence, "ring" goes on: a token sees the first ``SINKS`` tokens and the newest
+    n_ctx - SINKS; ``max_positions`` is where a sequence ends.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -85,21 +87,21 @@ class LLM:
         n_threads: int | None = None,
         cpu_mask: str | int | None = None,
         max_num_seqs: int = 8,
-        kv_type: str = "f16",
+        type_k: str = "f16",
+        type_v: str = "f16",
         context_policy: str = "error",
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
         _check_positive(n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs)
-        if kv_type not in ("f16", "f32"):
-            raise EdgeLLMError(f"kv_type must be f16 or f32, not {kv_type!r}.")
         if context_policy not in ("error", "ring"):
             raise EdgeLLMError(f"context_policy must be error or ring, not {context_policy!r}.")
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise EdgeLLMError(f"The path of a model file is needed, not {path!r}.")
         samplers = [samplers] if callable(samplers) else samplers
         self._ring = context_policy == "ring"
+        self.type_k, self.type_v = type_k, type_v
         say = progress or (lambda text: None)
         self.notices: list[str] = []
         try:
@@ -111,7 +113,7 @@ class LLM:
         try:
             apply_overrides(self._gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
-            self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, say)
+            self._load(n_ctx, n_threads, cpus, max_num_seqs, say)
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
             self._gguf.close()
             raise EdgeLLMError(str(error)) from None
@@ -124,14 +126,14 @@ class LLM:
 
     def _load(
         self, n_ctx: int | None, n_threads: int | None, cpus: tuple[int, ...], max_num_seqs: int,
-        kv_type: str, say: Callable[[str], None],
+        say: Callable[[str], None],
     ) -> None:  # fmt: skip
         gguf = self._gguf
         self.path = str(gguf.path)
         self.config, graph = build_graph(gguf)
         self.n_vocab = graph.n_vocab
         self._tokenizer = tokenizer_in_background(gguf)
-        kv_bytes = 4 if kv_type == "f32" else 2
+        check_cache_types(self.config, graph, self.type_k, self.type_v)
         self.n_threads = n_threads or len(cpus) or default_threads()
         if self.n_threads > (n_cores := len(cpus or allowed_cpus())):
             cores = "one core" if n_cores == 1 else f"{n_cores} cores"
@@ -139,8 +141,9 @@ class LLM:
                 f"{self.n_threads} threads on {cores} stand in each other's way (-t)."
             )
         context = fit_context(
-            gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring, graph.n_positions
-        )
+            gguf, self.config, n_ctx, max_num_seqs, self.type_k, self.type_v, self._ring,
+            graph.n_positions,
+        )  # fmt: skip
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
         if unused := self.config.weights.unused:
@@ -155,7 +158,8 @@ class LLM:
             max_seqs=max_num_seqs,
             n_ctx=context.n_positions,
             n_blocks=context.n_blocks,
-            kv_bytes=kv_bytes,
+            k_type=self.type_k,
+            v_type=self.type_v,
             window=context.window,
             sinks=context.sinks,
             cpus=cpus,

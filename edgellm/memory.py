@@ -5,11 +5,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgellm.kernels.graph import Op
 from edgellm.models import build_graph
+from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF
 
 STEP_TOKENS = 256  # tokens of one prefill step, for which the activations are laid out
-KV_ELEMENT = 2  # bytes: f16
 STATE_SLOTS = 2  # of each sequence: what a step began with stays until it is done
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -30,8 +31,8 @@ class Bill:
         return self.weights + self.kv + self.arena + self.state
 
 
-def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
-    """GGUFError for a file whose architecture cannot be run."""
+def bill(model: GGUF, n_ctx: int | None = None, type_k: str = "f16", type_v: str = "f16") -> Bill:
+    """GGUFError for a file whose architecture cannot be run; see check_cache_types for types."""
     config, graph = build_graph(model)
     n_ctx = n_ctx or config.n_ctx
     per_token = kv = state = 0
@@ -41,8 +42,7 @@ def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
             widths[op.layer] += op.output.dim
         state += STATE_SLOTS * 4 * op.n_state
         if op.kind == "attention":
-            lengths = op.attrs["head_dim"] + op.attrs["v_dim"]
-            row = op.attrs["n_kv_heads"] * lengths * KV_ELEMENT
+            row = kv_row_bytes(op, type_k, type_v)
             window = op.attrs["window"]
             # A window's ring also takes the step that is being written.
             kept = n_ctx if window is None else min(n_ctx, window + STEP_TOKENS)
@@ -57,6 +57,13 @@ def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
         arena=4 * (STEP_TOKENS * max(widths.values()) + graph.output.dim),
         state=state,
     )
+
+
+def kv_row_bytes(op: Op, type_k: str, type_v: str) -> int:
+    """Bytes of one token's keys and values in an attention op's cache."""
+    n, a = op.attrs["n_kv_heads"], op.attrs
+    keys, values = by_name(type_k), by_name(type_v)
+    return keys.row_bytes(n * a["head_dim"]) + values.row_bytes(n * a["v_dim"])
 
 
 def available_bytes() -> int:
