@@ -96,7 +96,7 @@ def _machine(rows: Rows) -> str:
         f"{read / 1e9:.1f} GB/s, multiplies {dot / 1e9:.0f} G/s.\n"
         f"Peak memory {size(first['peak_memory'])}, "
         f"{first['peak_memory'] / first['model_size']:.2f} times the model's weights, with the "
-        f"cache of the longest test.\n"
+        f"cache of the longest test: keys {first['type_k']}, values {first['type_v']}.\n"
         f"Beside kernels goes {100 * first['beside_kernels']['greedy']:.1f} % of a token's time "
         f"(sampling, text, bookkeeping), {100 * first['beside_kernels']['sampled']:.1f} % with the "
         f"default samplers.\n"

@@ -22,7 +22,6 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.cache_types import check_cache_types
 from edgellm.context import SINKS, fit_context
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import store, targets
@@ -133,7 +132,6 @@ class LLM:
         self.config, graph = build_graph(gguf)
         self.n_vocab = graph.n_vocab
         self._tokenizer = tokenizer_in_background(gguf)
-        check_cache_types(self.config, graph, self.type_k, self.type_v)
         self.n_threads = n_threads or len(cpus) or default_threads()
         if self.n_threads > (n_cores := len(cpus or allowed_cpus())):
             cores = "one core" if n_cores == 1 else f"{n_cores} cores"

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgellm.cache_types import check_cache_types
 from edgellm.kernels.graph import Op
 from edgellm.models import build_graph
 from edgellm.quant import by_name
@@ -24,6 +25,8 @@ class Bill:
     kv_per_token: int  # of a sequence that no window has cut yet
     kv: int  # of one sequence that fills the context
     arena: int
+    type_k: str  # number formats of keys and values
+    type_v: str
     state: int  # of one sequence in recurrent layers, however long it is
 
     @property
@@ -32,8 +35,10 @@ class Bill:
 
 
 def bill(model: GGUF, n_ctx: int | None = None, type_k: str = "f16", type_v: str = "f16") -> Bill:
-    """GGUFError for a file whose architecture cannot be run; see check_cache_types for types."""
+    """GGUFError for a file whose architecture cannot be run, EdgeLLMError for types that its heads
+    cannot be kept in."""
     config, graph = build_graph(model)
+    check_cache_types(config, graph, type_k, type_v)
     n_ctx = n_ctx or config.n_ctx
     per_token = kv = state = 0
     widths: Counter[int | None] = Counter()
@@ -54,6 +59,8 @@ def bill(model: GGUF, n_ctx: int | None = None, type_k: str = "f16", type_v: str
         weights=sum(tensor.n_bytes for tensor in model.tensors.values()),
         kv_per_token=per_token,
         kv=kv,
+        type_k=type_k,
+        type_v=type_v,
         arena=4 * (STEP_TOKENS * max(widths.values()) + graph.output.dim),
         state=state,
     )
