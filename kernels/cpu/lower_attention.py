@@ -45,9 +45,9 @@ def _attention(p: Program, op: Op) -> None:
         if kind.has_scales and dim % GROUP:
             raise ProgramError(f"{op.label}: {kind.name} needs heads that are multiples of {GROUP}")
     group, count = _group(p, shape), p.count(op.output)
-    layer = p.cache_layers.setdefault(id(op), -1)
+    layer = p.cache_layers.setdefault((id(op), shape), -1)
     if layer < 0:
-        layer = p.cache_layers[id(op)] = group.add_layer()
+        layer = p.cache_layers[id(op), shape] = group.add_layer()
     keys, values = group.keys[layer].ctypes.data, group.values[layer].ctypes.data
     q, k, v = (p.buffers[t] for t in op.inputs)
     cache = p.stages.buffer(0, 0)  # stands for the layer's pool: written, then read
