@@ -66,14 +66,14 @@ def run_batch(
     out: str,
     params: "SamplingParams",
     shape: Shape,
-    resources: tuple[int, int, int, str, str | None],
+    resources: tuple[int, int, int, str, str | None, tuple[str, str]],
     overrides: dict[str, Any],
 ) -> None:
     """Answer what has no answer yet. Raises BatchFailed at the end if any line failed."""
     from edgellm import batch
     from edgellm.cli._engine import load
 
-    ctx_size, threads, parallel, policy, cpu_mask = resources
+    ctx_size, threads, parallel, policy, cpu_mask, cache_types = resources
     results = batch.Results(out)
     parallel = AT_ONCE if parallel == -1 else parallel
     status, report = _reporter()
@@ -89,6 +89,7 @@ def run_batch(
                 policy=policy,
                 cpu_mask=cpu_mask,
                 overrides=overrides,
+                cache_types=cache_types,
             ) as llm,
         ):
             if shape.system is not None and not has_template(llm, shape.chat_template):

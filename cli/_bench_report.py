@@ -44,7 +44,7 @@ def as_markdown(rows: Rows) -> str:
         for row in rows
         if not _is_width(row)
     ]  # fmt: skip
-    parts = [_table(head + ["tokens/J"] * has_energy, lines)] if lines else []
+    parts = [table(head + ["tokens/J"] * has_energy, lines)] if lines else []
     if widths := [row for row in rows if _is_width(row)]:
         parts.append(_widths(widths))
     return "\n".join([*parts, _machine(rows)])
@@ -72,10 +72,10 @@ def _widths(rows: Rows) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    return _table(head, lines)
+    return table(head, lines)
 
 
-def _table(head: list[str], lines: list[list[str]]) -> str:
+def table(head: list[str], lines: list[list[str]]) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(head, *lines, strict=True)]
 
     def line(cells: list[str]) -> str:
@@ -96,7 +96,7 @@ def _machine(rows: Rows) -> str:
         f"{read / 1e9:.1f} GB/s, multiplies {dot / 1e9:.0f} G/s.\n"
         f"Peak memory {size(first['peak_memory'])}, "
         f"{first['peak_memory'] / first['model_size']:.2f} times the model's weights, with the "
-        f"cache of the longest test.\n"
+        f"cache of the longest test: keys {first['type_k']}, values {first['type_v']}.\n"
         f"Beside kernels goes {100 * first['beside_kernels']['greedy']:.1f} % of a token's time "
         f"(sampling, text, bookkeeping), {100 * first['beside_kernels']['sampled']:.1f} % with the "
         f"default samplers.\n"
@@ -110,4 +110,4 @@ def changes_table(changes: "list[Change]") -> str:
     lines = [
         [c.test, f"{c.old:.2f}", f"{c.new:.2f}", str(c.ratio), c.ratio.verdict] for c in changes
     ]
-    return _table(head, lines)
+    return table(head, lines)

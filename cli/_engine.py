@@ -21,6 +21,7 @@ def load(
     policy: str = "error",
     cpu_mask: str | None = None,
     overrides: dict[str, Any] | None = None,
+    cache_types: tuple[str, str] = ("f16", "f16"),
 ) -> "LLM":
     """The model, with progress and notices on stderr."""
     prestart_helper(path, template)
@@ -35,6 +36,8 @@ def load(
             n_threads=threads_or_none(threads),
             cpu_mask=cpu_mask,
             max_num_seqs=parallel,
+            type_k=cache_types[0],
+            type_v=cache_types[1],
             context_policy=policy,
             progress=status,
             **(overrides or {}),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edgellm.cache_types import CACHE_TYPES
 from edgellm.cli._model import complete
 
 
@@ -19,6 +20,12 @@ def _model_context(value: int) -> int:
 def _policy(value: str) -> str:
     if value not in ("error", "ring"):
         raise typer.BadParameter(f"{value!r} is neither error nor ring")
+    return value
+
+
+def _cache_type(value: str) -> str:
+    if value not in CACHE_TYPES:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(CACHE_TYPES)}")
     return value
 
 
@@ -75,6 +82,26 @@ ContextPolicy = Annotated[
         envvar="EDGELLM_CONTEXT_POLICY",
         callback=_policy,
         help="When the context is full: error, or ring (the first tokens and the newest stay).",
+    ),
+]
+CacheTypeK = Annotated[
+    str,
+    typer.Option(
+        "-ctk",
+        "--cache-type-k",
+        envvar="EDGELLM_CACHE_TYPE_K",
+        callback=_cache_type,
+        help="What keys are kept in: f32, f16, q8_0 or q4_0; `edgellm kv-advise` compares them.",
+    ),
+]
+CacheTypeV = Annotated[
+    str,
+    typer.Option(
+        "-ctv",
+        "--cache-type-v",
+        envvar="EDGELLM_CACHE_TYPE_V",
+        callback=_cache_type,
+        help="What values are kept in, as for keys.",
     ),
 ]
 Threads = Annotated[

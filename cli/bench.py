@@ -6,7 +6,15 @@ import typer
 
 from edgellm.cli import _bench_report, _model
 from edgellm.cli._lists import numbers
-from edgellm.cli._options import CpuMask, Model, ModelFlag, Threads, threads_or_none
+from edgellm.cli._options import (
+    CacheTypeK,
+    CacheTypeV,
+    CpuMask,
+    Model,
+    ModelFlag,
+    Threads,
+    threads_or_none,
+)
 from edgellm.cli._output import Status, say, write
 
 FORMATS = {"md": _bench_report.as_markdown, "json": _bench_report.as_json,
@@ -61,6 +69,8 @@ def command(
     repetitions: Annotated[
         int, typer.Option("-r", "--repetitions", min=1, help="Of each test, in turns.")
     ] = 5,
+    cache_type_k: CacheTypeK = "f16",
+    cache_type_v: CacheTypeV = "f16",
     threads: Threads = -1,
     cpu_mask: CpuMask = None,
     output: Annotated[
@@ -102,8 +112,9 @@ def command(
     status = Status()
     try:
         rows = bench(
-            str(path), tests, repetitions, threads_or_none(threads), cpu_mask, status.on_terminal
-        )
+            str(path), tests, repetitions, threads_or_none(threads), cpu_mask, status.on_terminal,
+            cache_type_k, cache_type_v,
+        )  # fmt: skip
     finally:
         status.clear()
     write(FORMATS[output](rows))

@@ -9,6 +9,8 @@ import typer
 
 from edgellm.cli import _model
 from edgellm.cli._options import (
+    CacheTypeK,
+    CacheTypeV,
     ContextPolicy,
     CpuMask,
     CtxSize,
@@ -95,6 +97,8 @@ def command(
     ] = False,
     ctx_size: CtxSize = 0,
     context_policy: ContextPolicy = "error",
+    cache_type_k: CacheTypeK = "f16",
+    cache_type_v: CacheTypeV = "f16",
     threads: Threads = -1,
     cpu_mask: CpuMask = None,
     gpu_layers: GpuLayers = "auto",
@@ -150,6 +154,7 @@ def command(
             policy=context_policy,
             cpu_mask=cpu_mask,
             overrides=overrides,
+            cache_types=(cache_type_k, cache_type_v),
         ), path
 
     if sys.stdin is None or not sys.stdin.isatty():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import _model
-from edgellm.cli._options import CtxSize, Model, ModelFlag
+from edgellm.cli._options import CacheTypeK, CacheTypeV, CtxSize, Model, ModelFlag
 from edgellm.cli._output import columns, size, visible, write
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ def command(
     model_argument: Model = None,
     model: ModelFlag = None,
     ctx_size: CtxSize = 0,
+    cache_type_k: CacheTypeK = "f16",
+    cache_type_v: CacheTypeV = "f16",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     architectures: Annotated[
         bool, typer.Option("--architectures", help="What this version runs, without a model.")
@@ -37,11 +39,13 @@ def command(
     from edgellm.quant.gguf import GGUF
 
     with GGUF(path) as file:
-        facts = describe(file, ctx_size or None)
+        facts = describe(file, ctx_size or None, cache_type_k, cache_type_v)
     write(json.dumps(facts, ensure_ascii=False) + "\n" if as_json else as_text(facts))
 
 
-def describe(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
+def describe(
+    file: "GGUF", n_ctx: int | None, type_k: str = "f16", type_v: str = "f16"
+) -> dict[str, Any]:
     """Everything the command shows, as plain data."""
     return {
         "file": file.path,
@@ -50,7 +54,7 @@ def describe(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
         "parts": len(file.parts),
         "metadata": {key: summary(value) for key, value in file.metadata.items()},
         "types": _types(file),
-        "memory": _memory(file, n_ctx),
+        "memory": _memory(file, n_ctx, type_k, type_v),
         "tensors": [
             {
                 "name": tensor.name,
@@ -63,7 +67,7 @@ def describe(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
     }
 
 
-def _memory(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
+def _memory(file: "GGUF", n_ctx: int | None, type_k: str, type_v: str) -> dict[str, Any]:
     """The bill, or under "error" why there is none."""
     from dataclasses import asdict
 
@@ -71,7 +75,7 @@ def _memory(file: "GGUF", n_ctx: int | None) -> dict[str, Any]:
     from edgellm.quant.gguf import GGUFError
 
     try:
-        cost = bill(file, n_ctx)
+        cost = bill(file, n_ctx, type_k, type_v)
     except GGUFError as error:  # a vocabulary, or a model that cannot be run: show the rest
         return {"error": str(error)}
     return {**asdict(cost), "total": cost.total}
@@ -149,9 +153,11 @@ def _type_lines(types: list[dict[str, Any]]) -> list[str]:
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
     if "error" in memory:
         return [f"  cannot be run: {visible(memory['error'])}"]
+    types = dict.fromkeys((memory["type_k"], memory["type_v"]))
+    kinds = memory["type_k"] if len(types) == 1 else "keys {}, values {}".format(*types)
     rows = [
         ("weights", size(memory["weights"]), ""),
-        ("KV cache per token", size(memory["kv_per_token"]), "f16"),
+        ("KV cache per token", size(memory["kv_per_token"]), kinds),
         (f"KV cache for {memory['n_ctx']:,} tokens", size(memory["kv"]), ""),
         ("activations", size(memory["arena"]), "about"),
         ("all", size(memory["total"]), ""),

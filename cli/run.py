@@ -9,6 +9,8 @@ import typer
 from edgellm.cli import _model
 from edgellm.cli._batch import Shape, open_batch, run_batch
 from edgellm.cli._options import (
+    CacheTypeK,
+    CacheTypeV,
     ContextPolicy,
     CpuMask,
     CtxSize,
@@ -108,6 +110,8 @@ def command(
     reasoning: Reasoning = "auto",
     ctx_size: CtxSize = 0,
     context_policy: ContextPolicy = "error",
+    cache_type_k: CacheTypeK = "f16",
+    cache_type_v: CacheTypeV = "f16",
     threads: Threads = -1,
     cpu_mask: CpuMask = None,
     gpu_layers: GpuLayers = "auto",
@@ -130,7 +134,7 @@ def command(
     if model is not None and model_argument is not None and prompt_argument is None:
         model_argument, prompt_argument = None, model_argument  # run -m MODEL PROMPT
     name = _model.pick(model_argument, model)
-    system = system_message(system, system_file)
+    system, cache_types = system_message(system, system_file), (cache_type_k, cache_type_v)
     if raw and system is not None:
         raise no_system_message("--raw is given")
     if batch is not None or out is not None:
@@ -139,7 +143,7 @@ def command(
         shape = Shape(system, raw, chat_template, template_arguments, reasoning)
         run_batch(
             _model.locate(name), source, str(out), sampling.params(), shape,
-            (ctx_size, threads, parallel, context_policy, cpu_mask), overrides,
+            (ctx_size, threads, parallel, context_policy, cpu_mask, cache_types), overrides,
         )  # fmt: skip
         return
     text = _prompt(prompt_argument, prompt, file)
@@ -150,7 +154,7 @@ def command(
     params = sampling.params()
     llm = load(
         path, ctx_size, threads, chat_template, policy=context_policy, cpu_mask=cpu_mask,
-        overrides=overrides,
+        overrides=overrides, cache_types=cache_types,
     )  # fmt: skip
     with llm:
         variables = template_variables(template_arguments, reasoning)

@@ -14,7 +14,7 @@ from edgellm.errors import EdgeLLMError
 
 Rows = list[dict[str, Any]]
 _NEEDED = ("test", "model_filename", "samples_ts", "cpu_info", "target", "n_threads")
-_MACHINE = ("cpu_info", "target", "n_threads")
+_MADE_WITH = ("cpu_info", "target", "n_threads", "type_k", "type_v")
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def compare(new: Rows, old: Rows) -> tuple[list[Change], list[str]]:
     notes = [
         f"The old report was measured with {key} {old_row[key]}, this one with {new_row[key]}."
         for new_row, old_row in pairs[:1]
-        for key in _MACHINE
-        if new_row[key] != old_row[key]
+        for key in _MADE_WITH
+        if key in old_row and key in new_row and new_row[key] != old_row[key]
     ]
     changes = [
         Change(

@@ -75,7 +75,7 @@ class Workload:
         while at < self.n_positions:
             n = min(self.n_positions - at, STEP_TOKENS) if self.n_prompt else 1
             n_out = 0 if self.n_prompt and at + n < self.n_positions else self.n_seqs
-            steps.append(step_cost(program.graph, program.limits.kv_bytes,
+            steps.append(step_cost(program.graph, llm.type_k, llm.type_v,
                                    [(n, at)] * self.n_seqs, n_out))  # fmt: skip
             at += n
         return steps
@@ -298,6 +298,8 @@ def machine(llm: LLM) -> dict[str, Any]:
             "model_size": sum(tensor.n_bytes for tensor in tensors),
             "model_n_params": sum(math.prod(tensor.shape) for tensor in tensors),
             "n_threads": llm.n_threads,
+            "type_k": llm.type_k,
+            "type_v": llm.type_v,
             "kernels": {r["type"]: r["kernel"] for r in llm.report()},
         }
 
@@ -305,13 +307,17 @@ def machine(llm: LLM) -> dict[str, Any]:
 def bench(
     path: str, tests: list[Workload], repetitions: int = 5, n_threads: int | None = None,
     cpu_mask: str | None = None, say: Callable[[str], None] = lambda text: None,
+    type_k: str = "f16", type_v: str = "f16",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load a model and measure it: one row for each test."""
     if not tests:
         raise EdgeLLMError("There is nothing to measure: all of -p, -n and --batch are 0.")
     limits = Bench.limits_for(tests)
     try:
-        llm = LLM(path, n_threads=n_threads, cpu_mask=cpu_mask, progress=say, **limits)
+        llm = LLM(
+            path, n_threads=n_threads, cpu_mask=cpu_mask, type_k=type_k, type_v=type_v,
+            progress=say, **limits,
+        )  # fmt: skip
     except ContextTooLong as error:
         raise EdgeLLMError(
             f"The longest test needs {limits['n_ctx']:,} positions and {error.n_affordable:,} fit "

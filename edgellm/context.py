@@ -47,9 +47,16 @@ def _n_states(state: int, max_num_seqs: int) -> int:
     return STATE_SLOTS * max_num_seqs + kept
 
 
+def _smaller(type_k: str, type_v: str) -> str:
+    """What would make room for twice the context, as the end of a sentence."""
+    is_wide = {"f32", "f16"} & {type_k, type_v}
+    return ", or for keys and values in fewer bits (-ctk q8_0 -ctv q8_0)" if is_wide else ""
+
+
 def fit_context(
-    gguf: GGUF, config: Config, n_ctx: int | None, max_num_seqs: int, kv_bytes: int, ring: bool,
-    n_positions: int | None = None, cache_tokens: int | None = None,
+    gguf: GGUF, config: Config, n_ctx: int | None, max_num_seqs: int, type_k: str, type_v: str,
+    ring: bool, n_positions: int | None = None,
+    cache_tokens: int | None = None,
 ) -> Context:  # fmt: skip
     """``n_ctx`` None takes the model's context, or what fits into memory; EdgeLLMError says what
     would fit when more was asked for. ``n_positions``: there are no more (Graph.n_positions).
@@ -64,8 +71,8 @@ def fit_context(
         if n_ctx is not None and n_ctx > n_positions:
             notices.append(f"The context is {n_positions} tokens: the model has learned no more.")
             n_ctx = n_positions
-    costs = bill(gguf, n_ctx or trained)
-    per_token = max(1, costs.kv_per_token * kv_bytes // 2)
+    costs = bill(gguf, n_ctx or trained, type_k, type_v)
+    per_token = max(1, costs.kv_per_token)
     state = costs.state // STATE_SLOTS
     n_states = _n_states(state, max_num_seqs)
     room = available_bytes() - costs.weights - costs.arena - state * n_states
@@ -81,7 +88,7 @@ def fit_context(
         raise ContextTooLong(
             f"A context of {n_ctx} tokens needs {n_ctx * per_token / 1e9:.1f} GB for keys and "
             f"values, {affordable * per_token / 1e9:.1f} GB are left: ask for at most "
-            f"{affordable} (-c).",
+            f"{affordable} (-c){_smaller(type_k, type_v)}.",
             affordable,
         )
     elif n_ctx > trained:

@@ -8,6 +8,7 @@ from edgellm.kernels.cpu import targets
 from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Graph
 from edgellm.kernels.rows import select_early
+from edgellm.memory import kv_row_bytes
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,9 @@ class Cost:
     dots: float
 
 
-def step_cost(graph: Graph, kv_bytes: int, runs: list[tuple[int, int]], n_out: int) -> Cost:
+def step_cost(
+    graph: Graph, type_k: str, type_v: str, runs: list[tuple[int, int]], n_out: int
+) -> Cost:
     """Of a step over runs of (tokens, first position), with the logits of ``n_out`` rows."""
     n_tokens = sum(n for n, _ in runs)
     n_bytes = dots = 0.0
@@ -35,7 +38,7 @@ def step_cost(graph: Graph, kv_bytes: int, runs: list[tuple[int, int]], n_out: i
             n_bytes += used * weight.type.row_bytes(weight.n_in) * weight.n_out
             dots += kernel.activation.terms * n_rows * weight.n_in * weight.n_out
         elif op.kind == "attention":
-            row = op.attrs["n_kv_heads"] * (op.attrs["head_dim"] + op.attrs["v_dim"]) * kv_bytes
+            row = kv_row_bytes(op, type_k, type_v)
             for n, first in runs:
                 window = op.attrs["window"]
                 n_bytes += row * (first + n if window is None else min(first + n, window + n - 1))

@@ -72,5 +72,6 @@ def _layout(llm: LLM) -> dict[str, Any]:
         "kernels": store.version_key(),
         "block": runner.cache.block,
         "groups": groups,
+        "types": [llm.type_k, llm.type_v],
         "state": runner.state_bytes,
     }

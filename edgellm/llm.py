@@ -73,9 +73,10 @@ class LLM:
     ``n_ctx`` is the limit of one sequence (None: the model's, as far as memory allows; see
     ``notices``), ``n_threads`` None takes the physical performance cores allowed to the process, or
     the CPUs of ``cpu_mask`` ("0x3": the first two), on which the threads then stay;
-    at most ``max_num_seqs`` sequences run together, ``kv_type`` is "f16" or "f32". At the end of
-    the context ``context_policy`` "error" ends a sequence, "ring" goes on: a token sees the first
-    ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
+    at most ``max_num_seqs`` sequences run together, ``type_k`` and ``type_v`` are what keys and
+    values are kept in: f32, f16, q8_0 or q4_0. At the end of the context ``context_policy`` "error"
+    ends a sequence, "ring" goes on: a token sees the first ``SINKS`` tokens and the newest
+    n_ctx - SINKS; ``max_positions`` is where a sequence ends.
     ``max_num_batched_tokens`` and ``prefill_share`` are the scheduler's (see SchedulerConfig);
     with ``prefix_cache`` a request goes on from what others have computed of the same beginning.
     ``cache_tokens`` is the room for keys and values of all sequences together (None: n_ctx for each
@@ -95,7 +96,8 @@ class LLM:
         n_threads: int | None = None,
         cpu_mask: str | int | None = None,
         max_num_seqs: int = 8,
-        kv_type: str = "f16",
+        type_k: str = "f16",
+        type_v: str = "f16",
         context_policy: str = "error",
         max_num_batched_tokens: int | None = None,
         prefill_share: float = 1.0,
@@ -114,14 +116,13 @@ class LLM:
             raise EdgeLLMError(
                 f"prefill_share must be above 0 and at most 1, not {prefill_share!r}."
             )
-        if kv_type not in ("f16", "f32"):
-            raise EdgeLLMError(f"kv_type must be f16 or f32, not {kv_type!r}.")
         if context_policy not in ("error", "ring"):
             raise EdgeLLMError(f"context_policy must be error or ring, not {context_policy!r}.")
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise EdgeLLMError(f"The path of a model file is needed, not {path!r}.")
         samplers = [samplers] if callable(samplers) else samplers
         self._ring, self._prefix_cache = context_policy == "ring", prefix_cache
+        self.type_k, self.type_v = type_k, type_v
         say = progress or (lambda text: None)
         self.notices: list[str] = []
         try:
@@ -133,7 +134,7 @@ class LLM:
         try:
             apply_overrides(self.gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
-            self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, cache_tokens, say)
+            self._load(n_ctx, n_threads, cpus, max_num_seqs, cache_tokens, say)
             self._start(max_num_batched_tokens, prefill_share, host_cache_bytes)
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
             self.gguf.close()
@@ -147,14 +148,13 @@ class LLM:
 
     def _load(
         self, n_ctx: int | None, n_threads: int | None, cpus: tuple[int, ...], max_num_seqs: int,
-        kv_type: str, cache_tokens: int | None, say: Callable[[str], None],
+        cache_tokens: int | None, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         gguf = self.gguf
         self.path = str(gguf.path)
         self.config, graph = build_graph(gguf)
         self.n_vocab = graph.n_vocab
         self._tokenizer = tokenizer_in_background(gguf)
-        kv_bytes = 4 if kv_type == "f32" else 2
         self.n_threads = n_threads or len(cpus) or default_threads()
         if self.n_threads > (n_cores := len(cpus or allowed_cpus())):
             cores = "one core" if n_cores == 1 else f"{n_cores} cores"
@@ -162,15 +162,9 @@ class LLM:
                 f"{self.n_threads} threads on {cores} stand in each other's way (-t)."
             )
         context = fit_context(
-            gguf,
-            self.config,
-            n_ctx,
-            max_num_seqs,
-            kv_bytes,
-            self._ring,
-            graph.n_positions,
-            cache_tokens,
-        )
+            gguf, self.config, n_ctx, max_num_seqs, self.type_k, self.type_v, self._ring,
+            graph.n_positions, cache_tokens,
+        )  # fmt: skip
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
         if unused := self.config.weights.unused:
@@ -185,7 +179,8 @@ class LLM:
             max_seqs=max_num_seqs,
             n_ctx=context.n_positions,
             n_blocks=context.n_blocks,
-            kv_bytes=kv_bytes,
+            k_type=self.type_k,
+            v_type=self.type_v,
             window=context.window,
             sinks=context.sinks,
             n_states=context.n_states,
@@ -214,7 +209,7 @@ class LLM:
         self.metrics = Metrics()
         runner.cache.reuse = self._prefix_cache
         # measured from the first step on; until then as many multiplications as any core manages
-        dots = step_cost(self._graph, limits.kv_bytes, [(1, 0)], 0).dots
+        dots = step_cost(self._graph, self.type_k, self.type_v, [(1, 0)], 0).dots
         step_time = StepTime(dots / (self.n_threads * _DOTS_PER_SECOND))
         if host_cache_bytes:
             runner.cache.use_tier(

@@ -5,11 +5,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgellm.cache_types import check_cache_types
+from edgellm.kernels.graph import Op
 from edgellm.models import build_graph
+from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF
 
 STEP_TOKENS = 256  # tokens of one prefill step, for which the activations are laid out
-KV_ELEMENT = 2  # bytes: f16
 STATE_SLOTS = 2  # of each sequence: what a step began with stays until it is done
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -23,6 +25,8 @@ class Bill:
     kv_per_token: int  # of a sequence that no window has cut yet
     kv: int  # of one sequence that fills the context
     arena: int
+    type_k: str  # number formats of keys and values
+    type_v: str
     state: int  # of one sequence in recurrent layers, however long it is
 
     @property
@@ -30,9 +34,11 @@ class Bill:
         return self.weights + self.kv + self.arena + self.state
 
 
-def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
-    """GGUFError for a file whose architecture cannot be run."""
+def bill(model: GGUF, n_ctx: int | None = None, type_k: str = "f16", type_v: str = "f16") -> Bill:
+    """GGUFError for a file whose architecture cannot be run, EdgeLLMError for types that its heads
+    cannot be kept in."""
     config, graph = build_graph(model)
+    check_cache_types(config, graph, type_k, type_v)
     n_ctx = n_ctx or config.n_ctx
     per_token = kv = state = 0
     widths: Counter[int | None] = Counter()
@@ -41,8 +47,7 @@ def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
             widths[op.layer] += op.output.dim
         state += STATE_SLOTS * 4 * op.n_state
         if op.kind == "attention":
-            lengths = op.attrs["head_dim"] + op.attrs["v_dim"]
-            row = op.attrs["n_kv_heads"] * lengths * KV_ELEMENT
+            row = kv_row_bytes(op, type_k, type_v)
             window = op.attrs["window"]
             # A window's ring also takes the step that is being written.
             kept = n_ctx if window is None else min(n_ctx, window + STEP_TOKENS)
@@ -54,9 +59,18 @@ def bill(model: GGUF, n_ctx: int | None = None) -> Bill:
         weights=sum(tensor.n_bytes for tensor in model.tensors.values()),
         kv_per_token=per_token,
         kv=kv,
+        type_k=type_k,
+        type_v=type_v,
         arena=4 * (STEP_TOKENS * max(widths.values()) + graph.output.dim),
         state=state,
     )
+
+
+def kv_row_bytes(op: Op, type_k: str, type_v: str) -> int:
+    """Bytes of one token's keys and values in an attention op's cache."""
+    n, a = op.attrs["n_kv_heads"], op.attrs
+    keys, values = by_name(type_k), by_name(type_v)
+    return keys.row_bytes(n * a["head_dim"]) + values.row_bytes(n * a["v_dim"])
 
 
 def available_bytes() -> int:

@@ -1,7 +1,8 @@
 """The specification: every op of the graph in numpy float32, one by one.
 
 Other back ends are tested against this, op by op. Weights are dequantized; keys and values stay
-float32; matrix products and sums are numpy's. ``run`` evaluates one sequence from position 0.
+float32 unless they are to go through a number format; matrix products and sums are numpy's. ``run``
+evaluates one sequence from position 0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgellm.kernels.graph import Graph, Op, Tensor, Weight
 from edgellm.kernels.rope import RopeTable
+from edgellm.quant import by_name
 
 Array = NDArray[np.float32]
 Load = Callable[[Weight], Array]  # dequantized, numpy order: [n_out, n_in] or [n]
@@ -24,24 +26,27 @@ class Step:
     in its caches.
 
     Keys and values of an attention op are its own inputs, which hold all tokens from position 0.
-    ``state`` is where a recurrent op starts from; None: at the beginning of a sequence.
+    ``state`` is where a recurrent op starts from; None: at the beginning of a sequence. ``type_k``
+    and ``type_v`` are the number formats that keys and values go through before they are read.
     """
 
     def __init__(
         self, tokens: NDArray[np.integer[Any]], positions: NDArray[np.integer[Any]], load: Load,
         out_rows: NDArray[np.integer[Any]] | None = None, n_ctx: int | None = None,
-        state: Array | None = None,
+        state: Array | None = None, type_k: str = "f32", type_v: str = "f32",
     ) -> None:  # fmt: skip
         self.tokens, self.positions, self.load, self.state = tokens, positions, load, state
         self.out_rows = np.arange(len(tokens)) if out_rows is None else out_rows
+        self.cache_types = by_name(type_k), by_name(type_v)
         self.n_ctx = n_ctx or int(positions.max()) + 1
 
 
 def run(
-    graph: Graph, tokens: NDArray[np.integer[Any]], load: Load, n_ctx: int | None = None
-) -> Array:
+    graph: Graph, tokens: NDArray[np.integer[Any]], load: Load, n_ctx: int | None = None,
+    type_k: str = "f32", type_v: str = "f32",
+) -> Array:  # fmt: skip
     """Logits [n_tokens, n_vocab] of one sequence from position 0; ``n_ctx``: see RopeTable."""
-    step = Step(tokens, np.arange(len(tokens)), load, n_ctx=n_ctx)
+    step = Step(tokens, np.arange(len(tokens)), load, n_ctx=n_ctx, type_k=type_k, type_v=type_v)
     values: dict[Tensor, Array] = {}
     for op in graph.ops:
         values[op.output] = evaluate(op, [values[x] for x in op.inputs], step)
@@ -156,7 +161,10 @@ def _attention(op: Op, inputs: list[Array], step: Step) -> Array:
     a = op.attrs
     n, heads, kv_heads = len(inputs[0]), a["n_heads"], a["n_kv_heads"]
     q = inputs[0].reshape(n, heads, a["head_dim"])
-    k, v = (x.reshape(len(x), kv_heads, -1) for x in inputs[1:])
+    k, v = (
+        kind.dequantize(kind.quantize(x)).reshape(len(x), kv_heads, -1)
+        for kind, x in zip(step.cache_types, inputs[1:], strict=True)
+    )
     queries, keys = step.positions[:, None], np.arange(len(k))[None, :]
     hidden = (keys > queries) if a["causal"] else np.zeros((n, len(k)), bool)
     if a["window"] is not None:

@@ -95,6 +95,13 @@ class NumpyBlock:
         return np.ldexp(1.0, self.u8(offset).astype(np.int32) - 128).astype(np.float32)
 
 
+def inverse(d: NDArray[np.float32]) -> NDArray[np.float32]:
+    """1 / d, and 0 of 0, as blocks of zeros have it."""
+    is_zero = d == 0
+    found: NDArray[np.float32] = np.where(is_zero, 0, 1 / np.where(is_zero, 1, d))
+    return found.astype(np.float32)
+
+
 class QuantType:
     """One GGUF number format. Subclasses fill in the attributes, `codes` and `scales`.
 
@@ -139,6 +146,18 @@ class QuantType:
         with np.errstate(invalid="ignore", over="ignore"):
             chunks = list(self.decode(NumpyBlock(rows)))
         return np.concatenate(chunks, axis=1).reshape(*data.shape[:-1], n_blocks * self.block)
+
+    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """float32 [n_blocks, block] -> uint8 [n_blocks, bytes], rounded as ggml does."""
+        raise TypeError(f"{self} has no encoder")
+
+    def quantize(self, values: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """float32 [..., n] -> uint8 [..., row_bytes(n)]; TypeError without an encoder, ValueError
+        unless n is a whole number of blocks."""
+        n_bytes = self.row_bytes(values.shape[-1])
+        with np.errstate(all="ignore"):  # what is not finite, or too large for a half, stays so
+            blocks = self.encode(values.reshape(-1, self.block).astype(np.float32, copy=False))
+        return blocks.reshape(*values.shape[:-1], n_bytes)
 
     def _split(self, data: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
         """The data as contiguous uint8 [blocks in all, bytes], and the blocks of one row."""

@@ -18,6 +18,9 @@ class F32(Float):
         rows, n = self._split(data)
         return rows.view("<f4").astype(np.float32, copy=False).reshape(*data.shape[:-1], n)
 
+    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
+        return rows.astype("<f4").view(np.uint8)
+
 
 class F16(Float):
     name, id, bytes = "f16", 1, 2
@@ -25,6 +28,9 @@ class F16(Float):
     def dequantize(self, data: NDArray[np.uint8]) -> NDArray[np.float32]:
         rows, n = self._split(data)
         return rows.view("<f2").astype(np.float32).reshape(*data.shape[:-1], n)
+
+    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
+        return rows.astype("<f2").view(np.uint8)
 
 
 class BF16(Float):

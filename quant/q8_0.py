@@ -5,7 +5,10 @@ bytes 0-1 scale d (f16) | 2-33 signed codes
 
 from collections.abc import Iterator
 
-from edgellm.quant.block import Block, QuantType, Value
+import numpy as np
+from numpy.typing import NDArray
+
+from edgellm.quant.block import Block, QuantType, Value, inverse
 
 
 class Q8_0(QuantType):
@@ -16,3 +19,12 @@ class Q8_0(QuantType):
 
     def scales(self, b: Block) -> Iterator[tuple[Value, Value | None]]:
         yield b.f16(0), None
+
+    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
+        d = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
+        scaled = rows * inverse(d)
+        size = np.abs(scaled)
+        whole = np.floor(size)
+        rounded = whole + (size - whole >= 0.5)  # halves away from zero
+        codes = np.clip(np.copysign(rounded, scaled), -127, 127).astype(np.int8)
+        return np.concatenate([d.astype("<f2").view(np.uint8), codes.view(np.uint8)], axis=1)

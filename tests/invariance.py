@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,11 @@ def tokens_of(seed: int, n: int, n_vocab: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, n_vocab, n).tolist()
 
 
-def check_invariance(path: Path, n: int) -> None:
-    with LLM(path, n_ctx=1024, n_threads=1) as one, LLM(path, n_ctx=1024, n_threads=2) as two:
+def check_invariance(path: Path, n: int, **options: Any) -> None:
+    with (
+        LLM(path, n_ctx=1024, n_threads=1, **options) as one,
+        LLM(path, n_ctx=1024, n_threads=2, **options) as two,
+    ):
         tokens = tokens_of(1, n, one.n_vocab)
         whole = two.logits(tokens)
         assert np.array_equal(one.logits(tokens), whole), "threads"

@@ -1,8 +1,7 @@
 """Keys and values into the cache, and attention over it.
 
-The cache of a layer is a pool of blocks of ``BLOCK`` tokens. A block of keys is
-[n_kv_heads][head_dim][BLOCK], so that scores need no horizontal sum; a block of values is
-[n_kv_heads][BLOCK][head_dim]. A slot is block * BLOCK + place in the block.
+The cache of a layer is a pool of blocks of ``BLOCK`` tokens, [n_kv_heads] and then as the type of
+the keys or values has it (``kv_types``). A slot is block * BLOCK + place in the block.
 
 Attention works in *pieces* of ``PIECE`` positions that start at absolute multiples of it. Each is
 reduced from scratch with its own maximum, and pieces are merged by one function in ascending
@@ -27,10 +26,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgellm.kernels.cpu import kv_types
+from edgellm.kernels.cpu.kv_types import KVType
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.vector import F32, I32, I64, Emitter, Value
 
-PIECE, BLOCK = 256, 32
+PIECE, BLOCK = 256, kv_types.BLOCK
 ITEM_WORDS = 8
 _NOTHING = -1e30  # the maximum of a piece in which a token sees no key; finite: 0 * it stays 0
 
@@ -45,7 +46,8 @@ class AttentionShape:
     v_dim: int
     scale: float
     window: int | None
-    kv_bytes: int  # 2: float16, 4: float32
+    k_type: KVType
+    v_type: KVType
     sinks: int = 0  # at most BLOCK; with a window
     softcap: float | None = None
     has_scores: bool = False  # a learned score for each head takes its share of the softmax
@@ -74,7 +76,8 @@ class AttentionShape:
     @property
     def name(self) -> str:
         """Everything kernels close over."""
-        words = [self.n_heads, self.n_kv_heads, self.head_dim, self.v_dim, f"f{8 * self.kv_bytes}"]
+        words = [self.n_heads, self.n_kv_heads, self.head_dim, self.v_dim,
+                 self.k_type.name, self.v_type.name]  # fmt: skip
         if self.window is not None:
             words += [f"w{self.window}", f"s{self.sinks}"]
         words += [_spelled(self.scale)]
@@ -85,10 +88,10 @@ class AttentionShape:
 
     def key_block_bytes(self) -> int:
         """Bytes of a block of keys of one layer."""
-        return self.n_kv_heads * self.head_dim * BLOCK * self.kv_bytes
+        return self.n_kv_heads * self.k_type.head_bytes(self.head_dim)
 
     def value_block_bytes(self) -> int:
-        return self.n_kv_heads * self.v_dim * BLOCK * self.kv_bytes
+        return self.n_kv_heads * self.v_type.head_bytes(self.v_dim)
 
     def partial_bytes(self) -> int:
         """State of one query head in one piece: output, then maximum and sum in every lane."""
@@ -105,33 +108,19 @@ def _spelled(number: float) -> str:
     return float(number).hex().replace(".", "_").replace("-", "m").replace("+", "")
 
 
-def _store_kv(e: Emitter, value: Value, address: Value, kv_bytes: int) -> None:
-    e.store(e.to_f16(value) if kv_bytes == 2 else value, address)
-
-
-def _load_kv(e: Emitter, address: Value, kv_bytes: int) -> Value:
-    return e.load_f16(address, e.lanes) if kv_bytes == 2 else e.f32(address)
-
-
 def make_kv_store(shape: AttentionShape) -> EmitKernel:
     """Over tokens. 0 k, 1 k row bytes, 2 v, 3 v row bytes, 4 slots, 5 keys, 6 values."""
-    dim, v_dim, size = shape.head_dim, shape.v_dim, shape.kv_bytes
+    dim, v_dim, k_type, v_type = shape.head_dim, shape.v_dim, shape.k_type, shape.v_type
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
         k, k_bytes, v, v_bytes, slots, keys, values = e.arguments(args, 7)
         with e.loop(hi, lo) as row, e.loop(shape.n_kv_heads) as head:
             slot = e.load(I64, slots + row * 8)
             place, number = slot % BLOCK, slot // BLOCK * shape.n_kv_heads + head
-            key_at = keys + number * (dim * BLOCK * size) + place * size
-            value_at = values + number * (v_dim * BLOCK * size) + place * (v_dim * size)
-            for i in range(0, dim, e.lanes):
-                x = e.f32(k + row * k_bytes + head * (4 * dim) + 4 * i)
-                x = e.to_f16(x) if size == 2 else x
-                for lane in range(e.lanes):
-                    e.store(x[lane], key_at + (i + lane) * BLOCK * size)
-            for i in range(0, v_dim, e.lanes):
-                y = e.f32(v + row * v_bytes + head * (4 * v_dim) + 4 * i)
-                _store_kv(e, y, value_at + i * size, size)
+            block = keys + number * k_type.head_bytes(dim)
+            k_type.store_key(e, k + row * k_bytes + head * (4 * dim), block, place, dim)
+            block = values + number * v_type.head_bytes(v_dim)
+            v_type.store_value(e, v + row * v_bytes + head * (4 * v_dim), block, place, v_dim)
 
     return emit
 
@@ -261,19 +250,20 @@ class _Item:
         newest = self._of_sinks(e.minimum(e.const(shape.sinks - 1), oldest), position)
         return newest, self._of_sinks(e.const(-1), oldest)
 
-    def _block(self, base: Value, dim: int, blocks: Value, b: Value) -> Value:
+    def _block(self, base: Value, head_bytes: int, blocks: Value, b: Value) -> Value:
         number = self.e.load(I32, blocks + b * 4).i64() * self.shape.n_kv_heads + self.kv_head
-        return base + number * (dim * BLOCK * self.shape.kv_bytes)
+        return base + number * head_bytes
 
     def _scores(self, b: Value, n_blocks: Value, blocks: Value, first_key: Value) -> None:
         """Scaled and masked scores of all rows against one block of keys. Blocks lie apart: what
         is read next is asked for line by line."""
         e, shape = self.e, self.shape
-        keys = self._block(self.keys, shape.head_dim, blocks, b)
+        k_bytes = shape.k_type.head_bytes(shape.head_dim)
+        keys = self._block(self.keys, k_bytes, blocks, b)
         following = e.select(
             b + 1 < n_blocks,
-            self._block(self.keys, shape.head_dim, blocks, e.minimum(b + 1, n_blocks - 1)),
-            self._block(self.values, shape.v_dim, blocks, e.const(0)),
+            self._block(self.keys, k_bytes, blocks, e.minimum(b + 1, n_blocks - 1)),
+            self._block(self.values, shape.v_type.head_bytes(shape.v_dim), blocks, e.const(0)),
         )
         parts = range(BLOCK // e.lanes)
         key = [
@@ -283,33 +273,21 @@ class _Item:
         at_once = max(1, (e.target.registers - 8) // len(parts))
         for start in range(0, self.n_rows, at_once):
             rows = range(start, min(self.n_rows, start + at_once))
-            sums = {(r, p): e.var(e.zeros()) for r in rows for p in parts}
-            with e.loop(shape.head_dim) as d:
-                line = keys + d * (BLOCK * shape.kv_bytes)
-                column = [_load_kv(e, line + p * e.lanes * shape.kv_bytes, shape.kv_bytes)
-                          for p in parts]  # fmt: skip
-                if start == 0:
-                    self._ask(following, d, BLOCK * shape.kv_bytes)
-                for r in rows:
-                    x = e.broadcast(F32, self.q[r] + d * 4)
-                    for p in parts:
-                        sums[r, p].set(e.fma(x, column[p], sums[r, p].get()))
+            sums = shape.k_type.products(
+                e, keys, shape.head_dim, [self.q[r] for r in rows], following if not start else None
+            )
             for r in rows:
                 newest, too_old = self._visible(self.positions[r // shape.group])
                 for p in parts:
                     seen = key[p] <= newest.i32().splat(e.lanes)
                     if too_old is not None:
                         seen = seen & (key[p] > too_old.i32().splat(e.lanes))
-                    score = sums[r, p].get() * (shape.scale / (shape.softcap or 1.0))
+                    score = sums[r - start, p].get() * (shape.scale / (shape.softcap or 1.0))
                     if shape.softcap is not None:
                         score = e.tanh(score) * shape.softcap
                     hidden = e.const(float("-inf"), F32, e.lanes)
                     at = self.scores + b * (4 * BLOCK) + (r * PIECE + e.lanes * p) * 4
                     e.store(e.select(seen, score, hidden), at)
-
-    def _ask(self, block: Value, row: Value, row_bytes: int) -> None:
-        for line in range(0, row_bytes, 64):
-            self.e.prefetch(block + row * row_bytes + line)
 
     def _softmax(self, r: int, n_blocks: Value) -> None:
         """The row's weights in this piece, and its state merged with the piece's."""
@@ -341,33 +319,28 @@ class _Item:
     def _outputs(self, n_blocks: Value, blocks: Value) -> None:
         """Add the piece's weighted values to the outputs, or leave them for merge."""
         e, shape = self.e, self.shape
-        dim, size = shape.v_dim, shape.kv_bytes
+        dim, v_bytes = shape.v_dim, shape.v_type.head_bytes(shape.v_dim)
         n_vectors = min(4, dim // e.lanes)
         at_once = max(1, (e.target.registers - 6) // n_vectors)
         for start in range(0, self.n_rows, at_once):
             rows = range(start, min(self.n_rows, start + at_once))
             for first in range(0, dim, n_vectors * e.lanes):
                 columns = range(first, min(dim, first + n_vectors * e.lanes), e.lanes)
-                sums = {(r, c): e.var(e.zeros()) for r in rows for c in columns}
+                sums = {(r - start, c): e.var(e.zeros()) for r in rows for c in columns}
                 with e.loop(n_blocks) as b:
-                    values = self._block(self.values, dim, blocks, b)
+                    values = self._block(self.values, v_bytes, blocks, b)
                     following = self._block(
-                        self.values, dim, blocks, e.minimum(b + 1, n_blocks - 1)
+                        self.values, v_bytes, blocks, e.minimum(b + 1, n_blocks - 1)
                     )
-                    with e.loop(BLOCK) as t:
-                        line = values + t * (dim * size)
-                        if start == 0 and first == 0:
-                            self._ask(following, t, dim * size)
-                        part = {c: _load_kv(e, line + c * size, size) for c in columns}
-                        for r in rows:
-                            at = self.scores + (b * BLOCK + t) * 4 + r * PIECE * 4
-                            weight = e.broadcast(F32, at)
-                            for c in columns:
-                                sums[r, c].set(e.fma(weight, part[c], sums[r, c].get()))
+                    weights = [self.scores + b * BLOCK * 4 + r * PIECE * 4 for r in rows]
+                    is_first = start == 0 and first == 0
+                    shape.v_type.add_values(
+                        e, values, dim, weights, sums, following if is_first else None
+                    )
                 for r in rows:
                     old, new = e.f32(self._state(r, 2)), e.f32(self._state(r, 3))
                     for c in columns:
-                        value = sums[r, c].get()
+                        value = sums[r - start, c].get()
                         with e.when(self.slot >= 0):
                             e.store(value, self._partial(r) + 4 * c)
                         at = self.outputs + 4 * (r * dim + c)

@@ -27,7 +27,8 @@ class Limits:
     max_seqs: int  # rows of the block tables
     n_ctx: int  # positions of one sequence
     n_blocks: int  # blocks of each cache pool
-    kv_bytes: int = 2  # float16; 4: float32
+    k_type: str = "f16"  # of keys: a name of KV_TYPES
+    v_type: str = "f16"
     window: int | None = None  # context policy ring: what full attention is narrowed to
     sinks: int = 0  # beside it, the first tokens of a sequence
     n_states: int = 0  # slots of recurrent states: two for each sequence, and checkpoints

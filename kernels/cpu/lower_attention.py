@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from edgellm.kernels.cpu import attention
 from edgellm.kernels.cpu.attention import AttentionShape
 from edgellm.kernels.cpu.inputs import AttentionGroup
+from edgellm.kernels.cpu.kv_types import GROUP, KV_TYPES
 from edgellm.kernels.cpu.lower_rows import rotate
 from edgellm.kernels.cpu.lowering import Lowering, ProgramError, check_vectors
 from edgellm.kernels.cpu.stages import Argument, Buffer
@@ -24,7 +25,8 @@ def shape_of(p: Program, op: Op) -> AttentionShape:
         window, sinks = ring, p.limits.sinks
     return AttentionShape(
         a["n_heads"], a["n_kv_heads"], a["head_dim"], a["v_dim"], a["scale"], window,
-        p.limits.kv_bytes, sinks, a["softcap"], "sinks" in op.weights, a["causal"],
+        KV_TYPES[p.limits.k_type], KV_TYPES[p.limits.v_type], sinks, a["softcap"],
+        "sinks" in op.weights, a["causal"],
     )  # fmt: skip
 
 
@@ -39,10 +41,13 @@ def _attention(p: Program, op: Op) -> None:
     shape = shape_of(p, op)
     check_vectors(op, shape.head_dim)
     check_vectors(op, shape.v_dim)
+    for kind, dim in ((shape.k_type, shape.head_dim), (shape.v_type, shape.v_dim)):
+        if kind.has_scales and dim % GROUP:
+            raise ProgramError(f"{op.label}: {kind.name} needs heads that are multiples of {GROUP}")
     group, count = _group(p, shape), p.count(op.output)
-    layer = p.cache_layers.setdefault(id(op), -1)
+    layer = p.cache_layers.setdefault((id(op), shape), -1)
     if layer < 0:
-        layer = p.cache_layers[id(op)] = group.add_layer()
+        layer = p.cache_layers[id(op), shape] = group.add_layer()
     keys, values = group.keys[layer].ctypes.data, group.values[layer].ctypes.data
     q, k, v = (p.buffers[t] for t in op.inputs)
     cache = p.stages.buffer(0, 0)  # stands for the layer's pool: written, then read

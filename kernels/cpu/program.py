@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,8 @@ class Program:
             for w in (op.weights["weight"],)
         }
         self._vectors: dict[str, NDArray[np.float32]] = {}
-        self.cache_layers: dict[int, int] = {}  # attention op -> its number in its group
+        # attention op and what its cache is like -> its number in its group
+        self.cache_layers: dict[tuple[int, AttentionShape], int] = {}
         self.states: dict[int, NDArray[np.uint8]] = {}  # recurrent op -> [slot], see recurrent
         self._share_memory = share_memory
         self.hooks: dict[Tensor, list[Hook]] = {}
@@ -111,6 +113,14 @@ class Program:
         self._arena = self.stages.plan(self._share_memory)
         self._records, self._counters = self.stages.records(self.limits.n_threads)
         self.logits = self._view(self.graph.output)
+
+    def keep_in(self, k_type: str, v_type: str) -> list[AttentionGroup]:
+        """Go on with keys and values in these types (names of KV_TYPES); returns their groups. Each
+        pair of types has caches of its own, which stay; so do weights and recurrent states."""
+        self.limits = replace(self.limits, k_type=k_type, v_type=v_type)
+        self.lower()
+        attention = (op for op in self.graph.ops if op.kind == "attention")
+        return list(dict.fromkeys(self.group_of(op) for op in attention))
 
     def _view(self, tensor: Tensor) -> NDArray[np.float32]:
         """A tensor's rows [all that fit, dim] where they lie in the arena."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,15 +101,15 @@ def _attention(
         places = -(-(first + n) // BLOCK)
         blocks = group.table[table_row, :places]
         shape = group.shape
-        dtype: Any = np.float16 if shape.kv_bytes == 2 else np.float32
-        keys = group.keys[layer].view(dtype)
-        keys = keys.reshape(-1, shape.n_kv_heads, shape.head_dim, BLOCK)[blocks]
-        values = group.values[layer].view(dtype)
-        values = values.reshape(-1, shape.n_kv_heads, BLOCK, shape.v_dim)[blocks]
-        k, v = (
-            x.reshape(places * BLOCK, -1)[: first + n].astype(np.float32)
-            for x in (keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3))
+        pools = (
+            (shape.k_type, group.keys[layer], shape.head_dim, True),
+            (shape.v_type, group.values[layer], shape.v_dim, False),
         )
+        k, v = (
+            kind.values(pool.reshape(group.n_blocks, -1)[blocks], shape.n_kv_heads, dim, is_keys)
+            for kind, pool, dim, is_keys in pools
+        )
+        k, v = k[: first + n], v[: first + n]
         mine = reference.Step(step.tokens, np.arange(first, first + n), step.load)
         out[row : row + n] = reference.evaluate(op, [q[row : row + n], k, v], mine)
     return out
@@ -124,7 +123,7 @@ def _from_state(
     state = None
     if slot >= 0:
         slots = program.states[id(op)].view(np.float32)
-        state = slots.reshape(2 * program.limits.max_seqs, -1)[slot]
+        state = slots.reshape(program.limits.n_states, -1)[slot]
         if op.kind == "conv1d":
             state = state.reshape(-1, op.output.dim)
         else:  # [head][vector][d_k][lanes]

@@ -19,7 +19,7 @@ from llvmlite import ir
 from edgellm.kernels.cpu.targets import Target
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
 
 def _vector(element: ir.Type, n: int) -> ir.Type:
@@ -381,6 +381,12 @@ class Emitter:
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c with one rounding (two on targets without the instruction)."""
         return self._float_call("fma", a, b, c) if self.target.has_fma else a * b + c
+
+    def fma_wide(self, a: Value, b: Value, c: float) -> Value:
+        """a * b + c by way of float64: the same bits whether or not there is the instruction."""
+        wide = _vector(F64, a.n)
+        product = self.b.fmul(self.b.fpext(a.v, wide), self.b.fpext(b.v, wide))
+        return Value(self, self.b.fptrunc(self.b.fadd(product, _constant(wide, c)), a.type))
 
     def dot4(self, acc: Value, codes: Value, x: Value, largest: int = 255) -> Value:
         return self.target.dot4(self, acc, codes, x, largest)

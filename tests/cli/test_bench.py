@@ -37,7 +37,7 @@ def rows():
     shared = {
         "build": "edgellm 0", "cpu_info": "a cpu", "target": "avx2", "model_filename": "m.gguf",
         "model_type": "llama Q4_K", "model_size": 10**9, "model_n_params": 15 * 10**8,
-        "n_threads": 2, "kernels": {"q4_k": "linear_q4_k_q8k"},
+        "n_threads": 2, "type_k": "f16", "type_v": "q8_0", "kernels": {"q4_k": "linear_q4_k_q8k"},
     }  # fmt: skip
     measured = {
         "n_prompt": 512, "n_gen": 0, "n_depth": 0, "n_seqs": 1, "is_width": False,
@@ -82,9 +82,9 @@ def measured(monkeypatch, fake):
     """The command without an engine; what it was asked for."""
     seen = {}
 
-    def bench(path, tests, repetitions, n_threads, cpu_mask, say):
+    def bench(path, tests, repetitions, n_threads, cpu_mask, say, type_k, type_v):
         seen.update(path=path, tests=[t.name for t in tests], r=repetitions, t=n_threads)
-        seen.update(c=cpu_mask)
+        seen.update(c=cpu_mask, types=(type_k, type_v))
         return rows()
 
     import sys
@@ -104,9 +104,9 @@ def measured(monkeypatch, fake):
 
 def test_flags_reach_the_measurement(measured, capsys):
     assert run(["bench", "m.gguf", "-p", "256", "-n", "0", "-d", "0,64", "--batch", "1,4",
-                "-r", "2", "-t", "2", "-C", "0x3", "-o", "json"]) == 0  # fmt: skip
+                "-r", "2", "-t", "2", "-C", "0x3", "-ctk", "q8_0", "-o", "json"]) == 0  # fmt: skip
     assert measured == {"path": "m.gguf", "tests": ["[256] [0] [0, 64] [1, 4]"], "r": 2, "t": 2,
-                        "c": "0x3"}  # fmt: skip
+                        "c": "0x3", "types": ("q8_0", "f16")}  # fmt: skip
     out, err = capsys.readouterr()
     assert json.loads(out) == rows() and err == ""
 

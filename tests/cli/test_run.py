@@ -247,6 +247,17 @@ def test_characters_the_terminal_lacks_do_no_harm(tmp_path):
         assert running.wait(20) == 0
 
 
+def test_types_of_keys_and_values_reach_the_engine(fake, refused, capsys, monkeypatch):
+    assert run(["run", "m.gguf", "Hi"]) == 0 and fake.SEEN["types"] == ("f16", "f16")
+    assert run(["run", "m.gguf", "Hi", "-ctk", "q8_0", "--cache-type-v", "q4_0"]) == 0
+    assert fake.SEEN["types"] == ("q8_0", "q4_0")
+    monkeypatch.setenv("EDGELLM_CACHE_TYPE_K", "f32")
+    assert run(["run", "m.gguf", "Hi"]) == 0 and fake.SEEN["types"] == ("f32", "f16")
+    capsys.readouterr()
+    said = refused("run", "m.gguf", "Hi", "-ctv", "q5_1")
+    assert "'q5_1' is none of f32, f16, q8_0, q4_0" in said and "-ctv" in said
+
+
 def test_flags_that_go_before_the_file_reach_the_engine(fake, refused, capsys):
     flags = ["--rope-freq-base", "5e5", "--rope-scaling", "yarn", "--yarn-orig-ctx", "4096"]
     kv = ["--override-kv", "llama.context_length=int:99", "--override-kv", "a.b=bool:false"]

@@ -39,10 +39,12 @@ def test_the_cost_of_a_step_is_weights_once_and_what_is_in_sight():
     a = graph.attention(q, k, v, n_heads=2, n_kv_heads=2, scale=1.0, window=16)
     graph.linear(graph.select(a), Weight("o", kind, (64, 128)))
     matrix = 64 * 64 * 18 // 32
-    one = step_cost(graph, 2, [(1, 5)], 1)
+    one = step_cost(graph, "f16", "f16", [(1, 5)], 1)
     assert one.n_bytes == 5 * matrix + 6 * 2 * 2 * 32 * 2
     assert one.dots == 5 * 64 * 64
-    many = step_cost(graph, 2, [(3, 100), (3, 0)], 0)
+    small = step_cost(graph, "q8_0", "q4_0", [(1, 5)], 1)
+    assert small.n_bytes == 5 * matrix + 6 * 2 * (34 + 18) and small.dots == one.dots
+    many = step_cost(graph, "f16", "f16", [(3, 100), (3, 0)], 0)
     assert many.n_bytes == 3 * matrix + (18 + 3) * 2 * 2 * 32 * 2
     assert many.dots == 6 * 3 * 64 * 64
 

@@ -136,7 +136,14 @@ def test_bad_prompts_are_one_sentence(llm: LLM, prompt: object, message: str) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{"n_ctx": 0}, {"n_threads": -1}, {"n_threads": 10**20}, {"kv_type": "q9"}, {"cpu_mask": "x"}],
+    [
+        {"n_ctx": 0},
+        {"n_threads": -1},
+        {"n_threads": 10**20},
+        {"type_k": "q9"},
+        {"type_v": "q5_0"},
+        {"cpu_mask": "x"},
+    ],  # fmt: skip
 )
 def test_bad_options_are_refused(tiny_model: Callable[..., Path], options: dict) -> None:  # type: ignore[type-arg]
     with pytest.raises(EdgeLLMError, match=next(iter(options)).replace("cpu_m", "CPU m")):

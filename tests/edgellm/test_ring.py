@@ -59,7 +59,8 @@ def test_logits_agree_with_a_slow_and_obvious_ring(
 ) -> None:
     path = tiny_model("llama")
     tokens = np.random.default_rng(0).integers(0, 258, 400)
-    with LLM(path, n_ctx=N_CTX, n_threads=2, context_policy="ring", kv_type="f32") as llm:
+    exact = {"n_threads": 2, "type_k": "f32", "type_v": "f32"}
+    with LLM(path, n_ctx=N_CTX, context_policy="ring", **exact) as llm:
         found = llm.logits(tokens.tolist())
     monkeypatch.setitem(reference.OPS, "attention", ring_attention)
     with GGUF(path) as file:
@@ -77,7 +78,7 @@ def test_logits_agree_with_a_slow_and_obvious_ring(
     error = ((found[late] - expected[late]) ** 2).sum() / (expected[late] ** 2).sum()
     assert error < 1e-3
     monkeypatch.undo()
-    with LLM(path, n_ctx=400, n_threads=2, kv_type="f32") as whole:
+    with LLM(path, n_ctx=400, **exact) as whole:
         other = whole.logits(tokens.tolist())
     assert ((found[late] - other[late]) ** 2).sum() > 10 * (
         (found[late] - expected[late]) ** 2

@@ -218,10 +218,14 @@ def test_packed_weights_are_no_larger_than_the_files() -> None:
 # ---- whole models -------------------------------------------------------------------------------
 
 
-def logits_and_reference(path: Path, tokens: NDArray[np.int64]):  # type: ignore[no-untyped-def]
+def logits_and_reference(  # type: ignore[no-untyped-def]
+    path: Path, tokens: NDArray[np.int64], types: tuple[str, str] | None = None
+):
+    """With keys and values in ``types``; else in f16, and the specification keeps float32."""
     from edgellm import LLM
 
-    with LLM(path, n_ctx=512, n_threads=2) as llm:
+    type_k, type_v = types or ("f16", "f16")
+    with LLM(path, n_ctx=512, n_threads=2, type_k=type_k, type_v=type_v) as llm:
         found = llm.logits(tokens.tolist())
     with GGUF(path) as file:
         _, graph = build_graph(file)
@@ -233,7 +237,7 @@ def logits_and_reference(path: Path, tokens: NDArray[np.int64]):  # type: ignore
             values = weight.type.dequantize(raw.reshape(-1, info.row_bytes))
             return values.reshape(weight.shape[::-1])
 
-        return found, reference.run(graph, tokens, load, 512)
+        return found, reference.run(graph, tokens, load, 512, *(types or ()))
 
 
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)

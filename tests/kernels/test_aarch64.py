@@ -18,6 +18,7 @@ from edgellm.kernels.cpu.activations import PLAIN
 from edgellm.kernels.cpu.arm_features import features_of
 from edgellm.kernels.cpu.attention import BLOCK, PIECE, AttentionShape
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits
+from edgellm.kernels.cpu.kv_types import KV_TYPES
 from edgellm.kernels.cpu.layouts import LAYOUTS
 from edgellm.kernels.cpu.targets import TARGETS
 from edgellm.kernels.cpu.vector import Emitter, Value
@@ -158,17 +159,22 @@ class TestRows:
 
 
 @pytest.mark.parametrize("window", [None, 48])
-@pytest.mark.parametrize("kv_bytes", [2, 4])
+@pytest.mark.parametrize(
+    ("k_type", "v_type"),
+    [("f16", "f16"), ("f32", "f32"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "q4_0")],
+)
 class TestAttention:
     pytestmark = slow
 
     def test_against_the_reference(
-        self, machine: Machine, window: int | None, kv_bytes: int
+        self, machine: Machine, window: int | None, k_type: str, v_type: str
     ) -> None:
         """A prompt longer than a piece, then one token, whose pieces are merged."""
-        n, heads, kv_heads, dim = PIECE + 45, 4, 2, 32
-        shape = AttentionShape(heads, kv_heads, dim, dim, 0.2, window, kv_bytes)
-        limits = Limits(1, n, 1, 2, 512, 512 // BLOCK, kv_bytes)
+        n, heads, kv_heads, dim = PIECE + 45, 4, 2, 64
+        shape = AttentionShape(
+            heads, kv_heads, dim, dim, 0.2, window, KV_TYPES[k_type], KV_TYPES[v_type]
+        )
+        limits = Limits(1, n, 1, 2, 512, 512 // BLOCK, k_type, v_type)
         group = AttentionGroup(shape, limits, np.zeros(1, np.int64))
         group.add_layer()
         group.table[0] = np.random.default_rng(0).permutation(512 // BLOCK)
@@ -177,8 +183,6 @@ class TestAttention:
         rng = np.random.default_rng(4)
         q = rng.standard_normal((n, heads * dim)).astype(np.float32)
         k, v = (rng.standard_normal((n, kv_heads * dim)).astype(np.float32) for _ in range(2))
-        if kv_bytes == 2:
-            k, v = (x.astype(np.float16).astype(np.float32) for x in (k, v))
         out = np.zeros_like(q)
         scratch = np.zeros(shape.scratch_bytes(), np.uint8)
         keys, values = group.keys[0], group.values[0]
@@ -197,7 +201,7 @@ class TestAttention:
             merge[2] = splits
             last = attention.make_merge(shape)
             calls.append(Call("merge", last, list(merge), run[0], run[0] + run[1]))
-        folder = machine.folder / f"{window}_{kv_bytes}"
+        folder = machine.folder / f"{window}_{k_type}_{v_type}"
         folder.mkdir()
         Machine(machine.target, folder).run(*calls)
         graph = Graph()
@@ -206,7 +210,18 @@ class TestAttention:
             for n_heads in (heads, kv_heads, kv_heads)
         ]
         graph.attention(*inputs, n_heads=heads, n_kv_heads=kv_heads, scale=0.2, window=window)
-        step = reference.Step(positions, positions, lambda weight: None)  # type: ignore
+        step = reference.Step(
+            positions,
+            positions,
+            lambda weight: None,
+            type_k=k_type,
+            type_v=v_type,  # type: ignore
+        )
+        for kind, rows, pool, is_keys in (
+            (KV_TYPES[k_type], k, keys, True), (KV_TYPES[v_type], v, values, False)
+        ):  # fmt: skip
+            held = kind.rows(pool.reshape(512 // BLOCK, -1)[group.table[0]], kv_heads, dim, is_keys)
+            assert np.array_equal(held[:n], by_name(kind.name).quantize(rows))
         expected = reference.OPS["attention"](graph.ops[-1], [q, k, v], step)
         assert nmse(out, expected) < 1e-11
 

@@ -17,9 +17,9 @@ from edgellm.kernels.cpu.targets import TARGETS
 def test_kernels_on(name: str) -> None:
     if not TARGETS[name].available():
         pytest.skip(f"this CPU cannot run {name}")
-    suite = Path(__file__).with_name("on_target.py")
+    suites = [str(Path(__file__).with_name(f"{name}.py")) for name in ("on_target", "on_target_kv")]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(suite)],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *suites],
         env=os.environ | {"EDGELLM_TARGET": name}, capture_output=True, text=True, timeout=1100,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

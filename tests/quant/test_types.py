@@ -103,3 +103,20 @@ def test_names() -> None:
     assert by_name("Q4_K") is by_name("q4_k") is TYPES[12]
     with pytest.raises(UnsupportedType, match="nvfp4 is not supported; supported: F32 F16"):
         by_name("nvfp4")
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "q8_0", "q4_0"])
+def test_encoders_give_the_bits_of_gguf_py(name: str) -> None:
+    kind = by_name(name)
+    x = np.random.default_rng(3).standard_normal((50, 256)).astype(np.float32)
+    x[1], x[2, :32], x[3, :32] = 0, np.arange(32) - 15.5, np.tile([-1, 1], 16)
+    want = gguf.quants.quantize(x, gguf.GGMLQuantizationType(kind.id)).view(np.uint8)
+    found = kind.quantize(x)
+    assert np.array_equal(found, want.reshape(found.shape))
+    again = kind.dequantize(found)
+    assert np.array_equal(kind.dequantize(kind.quantize(again)), again) or name == "q4_0"
+
+
+def test_a_format_without_an_encoder_says_so() -> None:
+    with pytest.raises(TypeError, match="Q6_K has no encoder"):
+        by_name("q6_k").quantize(np.zeros((1, 256), np.float32))
