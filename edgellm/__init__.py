@@ -8,19 +8,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgellm.engine import AsyncLLM as AsyncLLM
     from edgellm.llm import LLM as LLM
+    from edgellm.request_options import RequestOptions as RequestOptions
     from edgellm.sampling_params import SamplingParams as SamplingParams
     from edgellm.tokenizer import Tokenizer as Tokenizer
 
     __version__: str
 
 _HOMES = {
+    "AsyncLLM": "edgellm.engine",
     "LLM": "edgellm.llm",
+    "RequestOptions": "edgellm.request_options",
     "SamplingParams": "edgellm.sampling_params",
     "Tokenizer": "edgellm.tokenizer",
 }
 
-__all__ = ["LLM", "SamplingParams", "Tokenizer", "__version__"]
+__all__ = ["AsyncLLM", "LLM", "RequestOptions", "SamplingParams", "Tokenizer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
