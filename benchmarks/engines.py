@@ -4,8 +4,10 @@
 
 reads names of tests from stdin and answers each with a line of JSON: tokens/s of ``prefill`` (256
 tokens from an empty cache), ``decode`` (32 tokens one by one behind those), ``batch`` (8 sequences,
-32 tokens each), ``deep prefill`` and ``deep decode`` (the same behind DEPTH tokens), and bytes of
-``memory`` (the most that was resident). Timed is the evaluation alone, without sampling and text.
+32 tokens each), ``answers`` (the same as requests, scheduled, sampled and in text; llama.cpp: as
+``batch``), ``deep prefill`` and ``deep decode`` (the same behind DEPTH tokens), bytes of
+``memory`` (the most that was resident). Timed is otherwise the evaluation alone, without sampling
+and text.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class EdgeLLM:
         from edgellm.steps import Steps
 
         longest = max(depth, PREFILL) + PREFILL
-        self._llm = LLM(path, n_ctx=longest, n_threads=threads, max_num_seqs=BATCH + 3)
+        self._llm = LLM(path, n_ctx=longest, n_threads=threads, max_num_seqs=2 * BATCH + 3)
         self._steps = Steps(self._llm)
         self._open: dict[tuple[int, int], object] = {}
 
@@ -56,6 +58,30 @@ class EdgeLLM:
     def batch(self) -> float:
         sequences = [self._at(BEFORE_BATCH, i) for i in range(BATCH)]
         return BATCH * DECODE / sum(self._steps.decode(sequences) for _ in range(DECODE))
+
+    def answers(self) -> float:
+        """From where all 8 answers have begun to where the first is complete."""
+        from edgellm import RequestOptions, SamplingParams
+
+        params = SamplingParams(max_tokens=DECODE + BATCH, temperature=0, ignore_eos=True)
+        options = RequestOptions(priority="batch")  # as LLM.generate does with a list
+        requests = [
+            self._llm.submit([i, *tokens(BEFORE_BATCH)], params, options)[0] for i in range(BATCH)
+        ]
+
+        def advance(least: int) -> int:
+            while any(len(a.tokens) < a.n_prompt + least for a in requests):
+                if any(a.finish_reason for a in requests):
+                    break
+                self._llm.step()
+            return sum(len(a.output) for a in requests)
+
+        before, started = advance(1), time.perf_counter()
+        n = advance(DECODE + BATCH) - before
+        seconds = time.perf_counter() - started
+        for request in requests:
+            self._llm.forget(request)
+        return n / seconds
 
 
 class LlamaCpp:
@@ -135,6 +161,8 @@ class LlamaCpp:
             for i in range(BEFORE_BATCH, BEFORE_BATCH + DECODE)
         )  # fmt: skip
 
+    answers = batch
+
 
 ENGINES: dict[str, Callable[[str, int, int], EdgeLLM | LlamaCpp]] = {
     "edgellm": EdgeLLM,
@@ -154,6 +182,7 @@ def main() -> None:
         "prefill": lambda: engine.prefill(0),
         "decode": lambda: engine.decode(PREFILL),
         "batch": lambda: engine.batch(),
+        "answers": lambda: engine.answers(),
         "deep prefill": lambda: engine.prefill(depth),
         "deep decode": lambda: engine.decode(depth),
         "memory": memory,

@@ -5,7 +5,8 @@
     python benchmarks/peers.py MODEL.gguf [MODEL.gguf ...] [--threads 2] [--rounds 7]
 
 Each engine runs in a process of its own (engines.py) and is asked in turns, test by test: prefill
-of 256 tokens, decode behind them, with --batch 8 sequences together, with --depth 4096 both behind
+of 256 tokens, decode behind them, with --batch 8 sequences together (the
+kernels alone, and as requests with scheduling, sampling and text), with --depth 4096 both behind
 4096 tokens, with --busy decode while another process keeps one core busy, with --start the time of
 a whole process from its start to its first token. Printed are medians, and the median of the
 ratios of neighbouring measurements with its 95 % bootstrap interval.
@@ -93,7 +94,7 @@ def environment(engine: str, args: argparse.Namespace) -> dict[str, str]:
 def measure(path: str, args: argparse.Namespace) -> Found:
     """All rounds of the tests that run in the engines' processes."""
     tests = ["prefill", "decode"]
-    tests += ["batch"] if args.batch else []
+    tests += ["batch", "answers"] if args.batch else []
     tests += ["deep prefill", "deep decode"] if args.depth else []
     workers = {engine: Worker(engine, path, args) for engine in ENGINES}
     for test in tests:  # once without counting: pages, caches, the tokens of the depth
@@ -174,6 +175,7 @@ def named(test: str, args: argparse.Namespace) -> str:
     return {
         "prefill": "prefill 256",
         "batch": "8 sequences",
+        "answers": "8 answers",
         "deep prefill": f"prefill 256 @ d{args.depth}",
         "deep decode": f"decode @ d{args.depth}",
     }.get(test, test)

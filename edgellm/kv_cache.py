@@ -251,6 +251,7 @@ class KVCache:
     def rewind(self, sequence: Sequence, n_tokens: int) -> int:
         """Go back to the first n_tokens, or further where a window or a state is no longer there;
         returns how many tokens are computed then (the others have to be computed again)."""
+        del sequence.prefixes[n_tokens // self.block :]  # what comes then may be other tokens
         if n_tokens >= sequence.n_computed:
             return sequence.n_computed
         n_kept, state = (
@@ -276,7 +277,6 @@ class KVCache:
             self.states.drop(sequence.state)
         sequence.state = state
         sequence.n_computed = n_kept
-        del sequence.prefixes[place:]
         sequence.n_registered = min(sequence.n_registered, place)
         sequence.n_room = (place + is_cut) * self.block
         return n_kept

@@ -140,7 +140,7 @@ class Scheduler:
             if sequence.row >= 0 and sequence not in batch and sequence.n_waiting and budget > 0:
                 budget -= self._grant(sequence, self._chunk(sequence, budget), batch)
         while budget > 0 and not self._has_preempted:
-            admitted = self._admit()
+            admitted = self._admit(batch)
             if admitted is None:
                 break
             budget -= self._grant(admitted, self._chunk(admitted, budget), batch)
@@ -177,8 +177,7 @@ class Scheduler:
         """Find room for the tokens, if need be by preempting; returns how many it got."""
         while not self._cache.extend(sequence, n_tokens):
             victim = self._victim()
-            batch.pop(victim, None)
-            self._preempt(victim, "memory")
+            self._preempt(victim, "memory", batch)
             if victim is sequence:
                 return 0
         batch[sequence] = n_tokens
@@ -189,8 +188,9 @@ class Scheduler:
         patient = [s for s in self.running if s.n_preempted < self.config.max_preemptions]
         return (patient or self.running)[-1]
 
-    def _preempt(self, sequence: Sequence, cause: str) -> None:
+    def _preempt(self, sequence: Sequence, cause: str, batch: dict[Sequence, int]) -> None:
         self._has_preempted = True
+        batch.pop(sequence, None)
         self._metrics.preempted(cause)
         self.running.remove(sequence)
         self._cache.release(sequence)
@@ -205,7 +205,7 @@ class Scheduler:
 
     # ---- who is next ----------------------------------------------------------------------------
 
-    def _admit(self) -> Sequence | None:
+    def _admit(self, batch: dict[Sequence, int]) -> Sequence | None:
         """The next waiting request with a row and room for its prompt, if it can have them."""
         sequence = self._next()
         if sequence is None:
@@ -216,7 +216,7 @@ class Scheduler:
         if len(self.running) >= self.config.max_num_seqs or not self._cache.admit(
             sequence, self._reserve()
         ):
-            self._make_way(sequence)
+            self._make_way(sequence, batch)
             return None
         self._lanes[sequence.lane].popleft()
         if sequence.options.lane and not sequence.is_promoted:
@@ -251,13 +251,13 @@ class Scheduler:
         """Whether the batch lane has had less than its share of late."""
         return self._served[1] < self.config.batch_share * sum(self._served)
 
-    def _make_way(self, sequence: Sequence) -> None:
+    def _make_way(self, sequence: Sequence, batch: dict[Sequence, int]) -> None:
         """An interactive request takes the seat of a running batch request."""
         worst = self.running[-1] if self.running else None
         if sequence.options.lane or worst is None or worst.lane == 0:
             return
         if worst.n_preempted < self.config.max_preemptions:
-            self._preempt(worst, "priority")
+            self._preempt(worst, "priority", batch)
 
     def _reserve(self) -> list[int]:
         """Blocks of each group that running sequences will need for what they know, and one more

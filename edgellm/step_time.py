@@ -14,7 +14,7 @@ class StepTime:
     """Seconds of steps. ``token_seconds`` is a first guess for a token of a prompt."""
 
     def __init__(self, token_seconds: float) -> None:
-        self._token = token_seconds
+        self._token, self._is_guess = token_seconds, True
         self._decode: dict[int, float] = {}  # by number of sequences
 
     def observe(self, n_decode: int, n_prefill: int, seconds: float) -> None:
@@ -25,7 +25,8 @@ class StepTime:
                 self._decode[n_decode] = known + _NEWEST * (seconds - known)
             return
         token = max(0.0, seconds - self.decode(n_decode)) / n_prefill
-        self._token += _NEWEST * (token - self._token)
+        self._token += (1.0 if self._is_guess else _NEWEST) * (token - self._token)
+        self._is_guess = False
 
     def decode(self, n_decode: int) -> float:
         """Of a step in which so many sequences generate: as measured with the nearest number."""
