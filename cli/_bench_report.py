@@ -44,7 +44,7 @@ def as_markdown(rows: Rows) -> str:
         for row in rows
         if not _is_width(row)
     ]  # fmt: skip
-    parts = [_table(head + ["tokens/J"] * has_energy, lines)] if lines else []
+    parts = [table(head + ["tokens/J"] * has_energy, lines)] if lines else []
     if widths := [row for row in rows if _is_width(row)]:
         parts.append(_widths(widths))
     return "\n".join([*parts, _machine(rows)])
@@ -72,10 +72,11 @@ def _widths(rows: Rows) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    return _table(head, lines)
+    return table(head, lines)
 
 
-def _table(head: list[str], lines: list[list[str]]) -> str:
+def table(head: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table, padded so that it can be read as it is."""
     widths = [max(len(cell) for cell in column) for column in zip(head, *lines, strict=True)]
 
     def line(cells: list[str]) -> str:
@@ -110,4 +111,4 @@ def changes_table(changes: "list[Change]") -> str:
     lines = [
         [c.test, f"{c.old:.2f}", f"{c.new:.2f}", str(c.ratio), c.ratio.verdict] for c in changes
     ]
-    return _table(head, lines)
+    return table(head, lines)
