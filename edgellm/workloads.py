@@ -285,10 +285,10 @@ def flood(maker: Maker) -> dict[str, list[Ask]]:
     done; and more interactive requests than can be done, beside the batch requests."""
     maker.fit({("mid", "short"): 1.0})
     seconds = maker.seconds_of("mid", "short") * maker.scale
-    phase = SECONDS / 3
+    phase = SECONDS / 4
     # a third of the machine's time: a queue of interactive requests is not what is measured
     rate = maker._rate or 0.33 / seconds
-    n = maker._n_requests or min(max(20, int(phase * rate)), 60)
+    n = maker._n_requests or min(max(20, int(phase * rate)), 40)
     phase = n / rate
     quick = [maker.ask(at, "mid", "short", kind="interactive") for at in maker.steady(n, rate)]
     long = maker.seconds_of("mid", "long") * maker.scale
