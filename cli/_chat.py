@@ -92,6 +92,7 @@ class Chat:
                 self._turn()
         except (EOFError, _slash.Leave):
             print()
+        self._try(self.save_cache)
 
     def _turn(self) -> None:
         draft, self.draft = self.draft, ""
@@ -192,6 +193,21 @@ class Chat:
         if target := name or self.session:
             session.save(target, {"model": self.model_id(), **self.conversation.state()})
 
+    def save_cache(self) -> None:
+        """Keep what is computed of the session's conversation, so that it need not be read again
+        next time."""
+        if self.session and self.conversation.seen and self.conversation.messages:
+            self.llm.save_cache(session.cache_path(self.session), self.conversation.seen.tokens)
+
+    def load_cache(self, name: str) -> None:
+        """Bring that back, where it still fits model and version."""
+        path = session.cache_path(name)
+        if path.exists():
+            try:
+                self.llm.load_cache(path)
+            except EdgeLLMError as error:
+                self.say(f"{error} The conversation is read again.")
+
     def resume(self, name: str, system: str | None = None) -> None:
         """Take up a saved conversation; a ``system`` message given now replaces its own."""
         state = session.load(name)
@@ -200,6 +216,7 @@ class Chat:
         self.conversation.restore(state, state.get("model") == self.model_id())
         if system is not None:
             self.conversation.system = system
+        self.load_cache(name)
         messages = self.conversation.messages
         self.say(f"Session {name}: {len(messages)} messages.")
         for message in messages[-2:]:

@@ -188,6 +188,7 @@ def _answer_once(settings: "Settings", sampling: Sampling, prompt: str | None, l
             chat.conversation.restore(state, state.get("model") == chat.model_id())
             if settings.system is not None:
                 chat.conversation.system = settings.system
+            chat.load_cache(settings.session)
         view = PipeView(settings.hide_thinking)
         try:
             for part in chat.conversation.ask(text, sampling.params()):
@@ -195,6 +196,7 @@ def _answer_once(settings: "Settings", sampling: Sampling, prompt: str | None, l
         finally:
             view.end()
         chat.save()
+        chat.save_cache()
         if chat.conversation.last.context_full:
             say("The answer was cut: the context is full (-c makes it larger).")
         if settings.show_timings:

@@ -30,7 +30,7 @@ class BlockPool:
     def __init__(
         self, n_blocks: int, on_evict: Callable[[int, Content], None] | None = None
     ) -> None:
-        self.n_blocks, self._on_evict = n_blocks, on_evict
+        self.n_blocks, self.on_evict = n_blocks, on_evict
         # a stack, lowest block on top: few pages of the pool are ever touched
         self._free = list(range(n_blocks - 1, -1, -1))
         self._holders = [0] * n_blocks
@@ -60,8 +60,8 @@ class BlockPool:
         elif self._kept:
             block = next(iter(self._kept))
             self.n_evicted += 1
-            if self._on_evict is not None:
-                self._on_evict(block, self._content[block])
+            if self.on_evict is not None:
+                self.on_evict(block, self._content[block])
             self._forget(block)
         else:
             return None

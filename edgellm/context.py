@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu.attention import BLOCK
-from edgellm.kernels.graph import Graph
-from edgellm.memory import STEP_TOKENS, available_bytes, bill
+from edgellm.memory import STATE_SLOTS, STEP_TOKENS, available_bytes, bill
 from edgellm.models.config import Config
 from edgellm.quant.gguf import GGUF
 
 SINKS = 4  # first tokens that stay visible under the ring policy (arXiv:2309.17453)
 STATE_BYTES = 256 << 20  # for kept states of recurrent layers
-_MOST_CHECKPOINTS = 64
+_MOST_CHECKPOINTS = 1024
 RING_POSITIONS = 1 << 20  # where even a ring ends
 
 
@@ -35,22 +34,26 @@ class Context:
     n_blocks: int
     window: int | None = None
     sinks: int = 0
+    n_states: int = 0  # slots for the states of recurrent layers
     notices: list[str] = field(default_factory=list)
 
 
-def n_checkpoints(graph: Graph, max_num_seqs: int) -> int:
-    """How many states of recurrent layers are kept for later requests: what STATE_BYTES hold, and
-    at least one for each sequence that runs."""
-    state = sum(4 * op.n_state for op in graph.ops)
-    return max(max_num_seqs, min(_MOST_CHECKPOINTS, STATE_BYTES // state)) if state else 0
+def _n_states(state: int, max_num_seqs: int) -> int:
+    """Slots for recurrent states of so many bytes: what steps of all sequences need, and for
+    states that are kept what STATE_BYTES hold, at least one for each sequence."""
+    if not state:
+        return 0
+    kept = max(max_num_seqs, min(_MOST_CHECKPOINTS, STATE_BYTES // state))
+    return STATE_SLOTS * max_num_seqs + kept
 
 
 def fit_context(
     gguf: GGUF, config: Config, n_ctx: int | None, max_num_seqs: int, kv_bytes: int, ring: bool,
-    n_positions: int | None = None,
+    n_positions: int | None = None, cache_tokens: int | None = None,
 ) -> Context:  # fmt: skip
     """``n_ctx`` None takes the model's context, or what fits into memory; EdgeLLMError says what
-    would fit when more was asked for. ``n_positions``: there are no more (Graph.n_positions)."""
+    would fit when more was asked for. ``n_positions``: there are no more (Graph.n_positions).
+    ``cache_tokens`` is the room of all sequences together; None: n_ctx for each, or what fits."""
     trained, notices = config.n_ctx, []
     if n_positions is not None:
         if ring:
@@ -63,7 +66,9 @@ def fit_context(
             n_ctx = n_positions
     costs = bill(gguf, n_ctx or trained)
     per_token = max(1, costs.kv_per_token * kv_bytes // 2)
-    room = available_bytes() - costs.weights - costs.arena - costs.state * max_num_seqs
+    state = costs.state // STATE_SLOTS
+    n_states = _n_states(state, max_num_seqs)
+    room = available_bytes() - costs.weights - costs.arena - state * n_states
     affordable = max(0, int(room * 0.9)) // per_token // BLOCK * BLOCK
     if n_ctx is None:
         n_ctx = min(trained, max(affordable, BLOCK))
@@ -83,11 +88,20 @@ def fit_context(
         notices.append(f"The model was trained for {trained} tokens; answers may degrade beyond.")
     if not ring:
         n_tokens = min(n_ctx * max_num_seqs, max(affordable, n_ctx))
-        return Context(n_ctx, n_ctx, -(-n_tokens // BLOCK), notices=notices)
+        if cache_tokens is not None:
+            if cache_tokens > max(affordable, n_ctx):
+                raise EdgeLLMError(
+                    f"A cache of {cache_tokens} tokens does not fit into memory: ask for at most "
+                    f"{affordable} (cache_tokens)."
+                )
+            n_tokens = cache_tokens
+        return Context(n_ctx, n_ctx, -(-n_tokens // BLOCK), n_states=n_states, notices=notices)
+    if cache_tokens is not None:
+        raise EdgeLLMError("cache_tokens cannot be used with context_policy ring.")
     if n_ctx < SINKS + BLOCK:
         raise EdgeLLMError(
             f"context_policy ring needs a context of at least {SINKS + BLOCK} tokens (-c)."
         )
     # a window that moves also holds the step being computed, and blocks cut at its ends
     n_blocks = max_num_seqs * (-(-(n_ctx + STEP_TOKENS) // BLOCK) + 3)
-    return Context(n_ctx, RING_POSITIONS, n_blocks, n_ctx - SINKS, SINKS, notices)
+    return Context(n_ctx, RING_POSITIONS, n_blocks, n_ctx - SINKS, SINKS, n_states, notices)

@@ -16,18 +16,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.block_pool import BlockPool, Content
 from edgellm.errors import EdgeLLMError
+from edgellm.host_tier import HostTier
+from edgellm.kv_file import Saved
 from edgellm.prefix import chain, root
 from edgellm.sequence import Sequence
 
 
 class NoRoom(EdgeLLMError):
     """The cache has no block for what is to be computed."""
+
+
+class Memory(Protocol):
+    """Where blocks and states lie."""
+
+    def write_block(self, group: int, block: int, data: bytes) -> None: ...
+    def write_state(self, slot: int, data: bytes) -> None: ...
 
 
 @dataclass(eq=False)
@@ -84,6 +95,17 @@ class KVCache:
         self._rows = list(range(max_seqs - 1, -1, -1))
         self._sequences: dict[Sequence, None] = {}  # that have a row
         self.reuse = True  # keep what was computed for requests that begin alike
+        self._tier: HostTier | None = None
+
+    def use_tier(self, tier: HostTier) -> None:
+        """Keep what pools give away, for as long as the tier does."""
+        self._tier = tier
+        for i, group in enumerate(self.groups):
+            group.pool.on_evict = partial(self._to_tier, i)
+
+    def _to_tier(self, group: int, block: int, content: Content) -> None:
+        if self._tier is not None and content.prefix is not None:
+            self._tier.store(group, content.prefix, block)
 
     # ---- room -----------------------------------------------------------------------------------
 
@@ -149,25 +171,29 @@ class KVCache:
         return True
 
     def _known(self, group: int, sequence: Sequence, match: Match) -> dict[int, int]:
-        """The full blocks that a match takes over: place -> block."""
+        """The full blocks in the pool that a match takes over: place -> block."""
         of = self.groups[group]
         found = {}
         for place in of.places(match.n_tokens, self.block):
             if place < match.n_full:
                 block = of.pool.find(sequence.prefixes[place])
-                assert block is not None
-                found[place] = block
+                if block is not None:
+                    found[place] = block
         return found
 
     def _adopt(self, sequence: Sequence, match: Match) -> None:
+        known = [self._known(i, sequence, match) for i in range(len(self.groups))]
+        # taken from the tier before any block is: what that gives away pushes others out of it
+        stored = [self._stored(i, sequence, match, places) for i, places in enumerate(known)]
         for i, group in enumerate(self.groups):
-            for place, block in self._known(i, sequence, match).items():
+            for block in [*known[i].values(), *match.partial[i : i + 1]]:
                 group.pool.hold(block)
+            for place, block in known[i].items():
                 sequence.blocks[i][place] = block
                 group.table[sequence.row, place] = block
+            for place, data in stored[i].items():
+                self._restore(sequence, i, place, data)
             if match.partial:
-                # held while a target is taken, or it could be the one that is given away
-                group.pool.hold(match.partial[i])
                 self._copy_into(sequence, i, match.n_full, match.partial[i])
                 group.pool.drop(match.partial[i])
         if match.state >= 0:
@@ -176,6 +202,30 @@ class KVCache:
         sequence.n_computed = match.n_tokens
         sequence.n_registered = match.n_full
         sequence.n_room = -(-match.n_tokens // self.block) * self.block
+
+    def _stored(
+        self, group: int, sequence: Sequence, match: Match, known: dict[int, int]
+    ) -> dict[int, bytes]:
+        """The full blocks of a match that only the tier has: place -> data."""
+        if self._tier is None:
+            return {}
+        return {
+            place: self._tier.take(group, sequence.prefixes[place])
+            for place in self.groups[group].places(match.n_tokens, self.block)
+            if place < match.n_full and place not in known
+        }
+
+    def _restore(self, sequence: Sequence, group: int, place: int, data: bytes) -> None:
+        assert self._tier is not None
+        pool, at = self.groups[group].pool, place * self.block
+        block = pool.take()
+        assert block is not None
+        self._tier.restore(group, block, data)
+        parent = sequence.prefixes[place - 1] if place else sequence.root
+        tokens = tuple(sequence.tokens[at : at + self.block])
+        pool.register(block, Content(parent, tokens, sequence.prefixes[place]))
+        sequence.blocks[group][place] = block
+        self.groups[group].table[sequence.row, place] = block
 
     def extend(self, sequence: Sequence, n_tokens: int) -> bool:
         """Blocks for the next n_tokens; False when there are not enough. Those that no later token
@@ -203,7 +253,7 @@ class KVCache:
     def commit(self, sequence: Sequence, n_tokens: int) -> None:
         """The next n_tokens are computed."""
         sequence.n_computed += n_tokens
-        if not self.reuse or sequence.is_private:
+        if self._is_private(sequence):
             return
         while (sequence.n_registered + 1) * self.block <= sequence.n_computed:
             place = sequence.n_registered
@@ -224,21 +274,26 @@ class KVCache:
         content = Content(parent, tail, chain(parent, tail))
         sequence.state = self.states.register(sequence.state, content)
 
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the last block too, which is not full yet."""
+        place, n_rest = divmod(sequence.n_computed, self.block)
+        if not n_rest or self._is_private(sequence):
+            return
+        content = Content(self._prefix(sequence, place), self._tokens(sequence, place), None)
+        for group, blocks in zip(self.groups, sequence.blocks, strict=True):
+            group.pool.register(blocks[place], content)
+
+    def _is_private(self, sequence: Sequence) -> bool:
+        return sequence.is_private or not self.reuse
+
     def release(self, sequence: Sequence) -> None:
         """Let go of all a sequence holds; safe to call again."""
         if sequence not in self._sequences:
             return
         del self._sequences[sequence]
-        place, n_rest = divmod(sequence.n_computed, self.block)
-        if self.reuse and not sequence.is_private and sequence.n_computed:
-            if n_rest:
-                content = Content(
-                    self._prefix(sequence, place), self._tokens(sequence, place), None
-                )
-                for group, blocks in zip(self.groups, sequence.blocks, strict=True):
-                    group.pool.register(blocks[place], content)
-            if sequence.state >= 0:
-                self._checkpoint(sequence)
+        self.publish(sequence)
+        if sequence.state >= 0 and sequence.n_computed and not self._is_private(sequence):
+            self._checkpoint(sequence)
         for group, blocks in zip(self.groups, sequence.blocks, strict=True):
             for place in sorted(blocks, reverse=True):  # a beginning is of use without its end
                 group.pool.drop(blocks[place])
@@ -247,6 +302,25 @@ class KVCache:
         self._rows.append(sequence.row)
         sequence.row, sequence.blocks, sequence.state = -1, [], -1
         sequence.n_computed = sequence.n_registered = sequence.n_room = 0
+
+    def insert(self, sequence: Sequence, saved: Saved, memory: Memory) -> None:
+        """Fill an admitted sequence with what was saved of its tokens. NoRoom."""
+        n_tokens = len(saved.tokens)
+        for i, (group, blocks) in enumerate(zip(self.groups, saved.blocks, strict=True)):
+            for place, data in blocks.items():
+                block = group.pool.take()
+                if block is None:
+                    raise NoRoom("The key-value cache has no block left.")
+                sequence.blocks[i][place] = block
+                group.table[sequence.row, place] = block
+                memory.write_block(i, block, data)
+        if saved.state:
+            slot = self.states.take()
+            assert slot is not None  # there are two for each running sequence
+            sequence.state = slot
+            memory.write_state(slot, saved.state)
+        sequence.is_private = not self.reuse
+        self.commit(sequence, n_tokens)
 
     def rewind(self, sequence: Sequence, n_tokens: int) -> int:
         """Go back to the first n_tokens, or further where a window or a state is no longer there;
@@ -311,12 +385,10 @@ class KVCache:
         """The longest beginning of the sequence that everything is there for."""
         last = len(sequence.tokens) - 1  # one is left to compute
         deepest = last // self.block
-        for group in self.groups:
+        for i, group in enumerate(self.groups):
             if group.window is None:
                 found = 0
-                while found < deepest and (
-                    group.pool.find(self._prefix(sequence, found + 1)) is not None
-                ):
+                while found < deepest and self._has(i, self._prefix(sequence, found + 1)):
                     found += 1
                 deepest = found
         for n_full in range(deepest, -1, -1):
@@ -327,22 +399,27 @@ class KVCache:
                 self._prefix(sequence, n_full),
                 tuple(sequence.tokens[at:last][: self.block]),
             )
-            partial = [group.pool.longest_match(name, tail) for group in self.groups]
-            n, state = min((n for _, n in partial), default=len(tail)), -1
+            rest = [group.pool.longest_match(name, tail) for group in self.groups]
+            n, state = min((n for _, n in rest), default=len(tail)), -1
             if self.is_recurrent:
                 n, state = self._longest_state(name, tail[:n])
                 if state < 0:
                     continue
             if at + n and self._is_seen(sequence, at + n, n_full):
-                return Match(at + n, n_full, [block for block, _ in partial] if n else [], state)
+                return Match(at + n, n_full, [block for block, _ in rest] if n else [], state)
         return Match()
+
+    def _has(self, group: int, prefix: bytes) -> bool:
+        return self.groups[group].pool.find(prefix) is not None or (
+            self._tier is not None and self._tier.has(group, prefix)
+        )
 
     def _is_seen(self, sequence: Sequence, n_tokens: int, n_full: int) -> bool:
         """Whether the groups with a window have the full blocks that the token behind n_tokens
         sees."""
         return all(
-            group.pool.find(self._prefix(sequence, place + 1)) is not None
-            for group in self.groups
+            self._has(i, self._prefix(sequence, place + 1))
+            for i, group in enumerate(self.groups)
             if group.window is not None
             for place in group.places(n_tokens, self.block)
             if place < n_full
@@ -378,6 +455,8 @@ class KVCache:
         for group in self.groups:
             group.pool.forget_kept()
         self.states.forget_kept()
+        if self._tier is not None:
+            self._tier.clear()
 
     def faults(self) -> list[str]:
         """What is wrong with the accounts; nothing ever should be."""

@@ -15,15 +15,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.context import SINKS, fit_context, n_checkpoints
+from edgellm import kv_session
+from edgellm.context import SINKS, fit_context
 from edgellm.cost import step_cost
 from edgellm.errors import EdgeLLMError
+from edgellm.host_tier import HostTier
 from edgellm.kernels.cpu import store, targets
 from edgellm.kernels.cpu.attention import BLOCK
 from edgellm.kernels.cpu.cores import CpuMaskError, allowed_cpus, default_threads, parse_mask
@@ -75,6 +78,9 @@ class LLM:
     ``SINKS`` tokens and the newest n_ctx - SINKS; ``max_positions`` is where a sequence ends.
     ``max_num_batched_tokens`` and ``prefill_share`` are the scheduler's (see SchedulerConfig);
     with ``prefix_cache`` a request goes on from what others have computed of the same beginning.
+    ``cache_tokens`` is the room for keys and values of all sequences together (None: n_ctx for each
+    of max_num_seqs, as far as memory allows); what it gives away stays in ``host_cache_bytes`` of
+    memory beside it for as long as that lasts.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -94,13 +100,15 @@ class LLM:
         max_num_batched_tokens: int | None = None,
         prefill_share: float = 1.0,
         prefix_cache: bool = True,
+        cache_tokens: int | None = None,
+        host_cache_bytes: int = 0,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
         _check_positive(
             n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_batched_tokens=max_num_batched_tokens, cache_tokens=cache_tokens,
         )  # fmt: skip
         if not (isinstance(prefill_share, int | float) and 0 < prefill_share <= 1):
             raise EdgeLLMError(
@@ -120,28 +128,28 @@ class LLM:
             self._users = [compile_sampler(function) for function in samplers]
         except (UserSamplerError, targets.TargetError) as error:
             raise EdgeLLMError(str(error)) from None
-        self._gguf = GGUF(path)
+        self.gguf = GGUF(path)
         self._runner: Runner | None = None
         try:
-            apply_overrides(self._gguf, overrides)
+            apply_overrides(self.gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
-            self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, say)
-            self._start(max_num_batched_tokens, prefill_share)
+            self._load(n_ctx, n_threads, cpus, max_num_seqs, kv_type, cache_tokens, say)
+            self._start(max_num_batched_tokens, prefill_share, host_cache_bytes)
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
-            self._gguf.close()
+            self.gguf.close()
             raise EdgeLLMError(str(error)) from None
         except TeamError as error:
-            self._gguf.close()
+            self.gguf.close()
             raise EdgeLLMError(f"{error} (-t).") from None
         except BaseException:
-            self._gguf.close()
+            self.gguf.close()
             raise
 
     def _load(
         self, n_ctx: int | None, n_threads: int | None, cpus: tuple[int, ...], max_num_seqs: int,
-        kv_type: str, say: Callable[[str], None],
+        kv_type: str, cache_tokens: int | None, say: Callable[[str], None],
     ) -> None:  # fmt: skip
-        gguf = self._gguf
+        gguf = self.gguf
         self.path = str(gguf.path)
         self.config, graph = build_graph(gguf)
         self.n_vocab = graph.n_vocab
@@ -154,7 +162,14 @@ class LLM:
                 f"{self.n_threads} threads on {cores} stand in each other's way (-t)."
             )
         context = fit_context(
-            gguf, self.config, n_ctx, max_num_seqs, kv_bytes, self._ring, graph.n_positions
+            gguf,
+            self.config,
+            n_ctx,
+            max_num_seqs,
+            kv_bytes,
+            self._ring,
+            graph.n_positions,
+            cache_tokens,
         )
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
@@ -173,7 +188,7 @@ class LLM:
             kv_bytes=kv_bytes,
             window=context.window,
             sinks=context.sinks,
-            n_states=2 * max_num_seqs + n_checkpoints(graph, max_num_seqs),
+            n_states=context.n_states,
             cpus=cpus,
         )
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
@@ -191,7 +206,9 @@ class LLM:
         self.max_num_seqs = max_num_seqs
         self._limits = limits
 
-    def _start(self, max_num_batched_tokens: int | None, prefill_share: float) -> None:
+    def _start(
+        self, max_num_batched_tokens: int | None, prefill_share: float, host_cache_bytes: int
+    ) -> None:
         """The loop over the loaded model."""
         runner, limits = self.runner, self._limits
         self.metrics = Metrics()
@@ -199,6 +216,13 @@ class LLM:
         # measured from the first step on; until then as many multiplications as any core manages
         dots = step_cost(self._graph, limits.kv_bytes, [(1, 0)], 0).dots
         step_time = StepTime(dots / (self.n_threads * _DOTS_PER_SECOND))
+        if host_cache_bytes:
+            runner.cache.use_tier(
+                HostTier(
+                    host_cache_bytes, runner.read_block, runner.write_block,
+                    lambda: BLOCK * step_time.token_seconds,
+                )
+            )  # fmt: skip
         config = SchedulerConfig(
             self.max_num_seqs, limits.max_tokens, max_num_batched_tokens, prefill_share
         )
@@ -220,11 +244,11 @@ class LLM:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        return self._gguf.metadata
+        return self.gguf.metadata
 
     @property
     def chat_template(self) -> str | None:
-        return self._gguf.string("tokenizer.chat_template", None)
+        return self.gguf.string("tokenizer.chat_template", None)
 
     def tokenize(
         self, text: str, add_special: bool = True, parse_special: bool = False
@@ -497,7 +521,7 @@ class LLM:
             runner, self._runner = self._runner, None
             if runner is not None:
                 runner.close()
-            self._gguf.close()
+            self.gguf.close()
 
     def __reduce__(self) -> str:
         raise EngineError("A model cannot be copied or pickled; load the file where it is needed.")
@@ -624,6 +648,24 @@ class LLM:
         with self._turn():
             self._ready()
             self._loop.scheduler.add(choices[0])
+
+    def explain(self, request: Completion | Sequence) -> str:
+        """Why so much of a request's prompt had to be computed, in a sentence."""
+        report = request.cache_report
+        return report.text(self.detokenize) if report else "The request was not begun."
+
+    def save_cache(
+        self, path: str | os.PathLike[str], tokens: list[int], cache_salt: str = ""
+    ) -> int:
+        """Write what the cache has of these tokens to a file; returns how many that are."""
+        with self._turn():
+            return kv_session.save(self, Path(path), tokens, cache_salt)
+
+    def load_cache(self, path: str | os.PathLike[str], cache_salt: str = "") -> int:
+        """Put what ``save_cache`` wrote into the cache: a prompt that begins with those tokens goes
+        on from there. Returns how many tokens; KVFileError for a file that does not fit."""
+        with self._turn():
+            return kv_session.restore(self, Path(path), cache_salt)
 
     def _check_generates(self) -> None:
         if not self._graph.is_causal:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.cache_report import PromptHistory
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu.team import TeamError
 from edgellm.metrics import Metrics
@@ -44,7 +45,7 @@ class Loop:
         self._runner, self.scheduler, self._step_time = runner, scheduler, step_time
         self.metrics, self._tokenizer, self._max_positions = metrics, tokenizer, max_positions
         self.last: Sequence | None = None  # the request that finished last
-        self._n_empty = 0
+        self._n_empty, self._history = 0, PromptHistory()
 
     def step(self) -> bool:
         """Compute one step for whoever is waiting; what came out is put on the sequences. False
@@ -55,6 +56,9 @@ class Loop:
         batch = self.scheduler.schedule()
         for sequence, error in self.scheduler.take_failed():
             self._end_early(sequence, error)
+        for sequence in self.scheduler.take_begun():
+            sequence.cache_report = self._history.report(sequence, self._tokenizer().eog)
+            self._history.add(sequence)
         if not batch:
             self._watch()
             return False
@@ -121,6 +125,8 @@ class Loop:
         text += sequence.stops.flush()
         sequence.pieces.append(Piece(text, None, reason, choice=sequence.choice))
         self.last = sequence
+        if sequence.started:
+            self._history.add(sequence)
         self.scheduler.remove(sequence)
         self.metrics.ended(sequence)
         if self.scheduler.is_idle:

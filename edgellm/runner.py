@@ -51,12 +51,50 @@ class Runner:
             self._copy_block, limits.max_seqs,
         )  # fmt: skip
 
-    def _copy_block(self, group: int, source: int, target: int) -> None:
+    def _pools(self, group: int) -> Iterator[NDArray[np.uint8]]:
+        """Keys and values of a group's layers, [n_blocks, bytes of a block]."""
         attention = self._attention[group]
         sizes = attention.shape.key_block_bytes(), attention.shape.value_block_bytes()
         for pools, size in zip((attention.keys, attention.values), sizes, strict=True):
             for pool in pools:
-                pool[target * size :][:size] = pool[source * size :][:size]
+                yield pool[: attention.n_blocks * size].reshape(attention.n_blocks, size)
+
+    def _copy_block(self, group: int, source: int, target: int) -> None:
+        for pool in self._pools(group):
+            pool[target] = pool[source]
+
+    def read_block(self, group: int, block: int) -> bytes:
+        """What a block holds, of all layers of its group."""
+        return b"".join(pool[block].tobytes() for pool in self._pools(group))
+
+    def write_block(self, group: int, block: int, data: bytes) -> None:
+        """The opposite of ``read_block``."""
+        at = 0
+        for pool in self._pools(group):
+            size = pool.shape[1]
+            pool[block] = np.frombuffer(data, np.uint8, size, at)
+            at += size
+
+    def block_bytes(self, group: int) -> int:
+        """Length of ``read_block``."""
+        return sum(pool.shape[1] for pool in self._pools(group))
+
+    def read_state(self, slot: int) -> bytes:
+        """The states of recurrent layers in a slot."""
+        return b"".join(states[slot].tobytes() for states in self.program.state_slots)
+
+    def write_state(self, slot: int, data: bytes) -> None:
+        """The opposite of ``read_state``."""
+        at = 0
+        for states in self.program.state_slots:
+            size = states.shape[1]
+            states[slot] = np.frombuffer(data, np.uint8, size, at)
+            at += size
+
+    @property
+    def state_bytes(self) -> int:
+        """Length of ``read_state``."""
+        return sum(states.shape[1] for states in self.program.state_slots)
 
     def _read_into(self, weight: Weight, start: int, out: NDArray[np.uint8]) -> None:
         self._gguf.read_into(self._gguf.tensors[weight.name], start, out)

@@ -68,6 +68,7 @@ class Scheduler:
         self._served = [0.0, 0.0]  # tokens by lane, of late
         self._has_preempted = False
         self._failed: list[tuple[Sequence, EdgeLLMError]] = []
+        self._begun: list[Sequence] = []
         self._next_look = 0.0  # at all that wait
 
     # ---- requests come and go -------------------------------------------------------------------
@@ -126,6 +127,11 @@ class Scheduler:
         failed, self._failed = self._failed, []
         return failed
 
+    def take_begun(self) -> list[Sequence]:
+        """Requests that were admitted for the first time since the last call."""
+        begun, self._begun = self._begun, []
+        return begun
+
     def schedule(self) -> dict[Sequence, int]:
         """Tokens to compute of each sequence in one step, room for them included; empty when there
         is nothing to do."""
@@ -149,6 +155,7 @@ class Scheduler:
 
     def _release_forks_of_computed(self, sequence: Sequence) -> None:
         if sequence.forks and sequence.n_computed >= sequence.n_prompt:
+            self._cache.publish(sequence)
             self._release_forks(sequence)
 
     def _prefill_budget(self, decoding: list[Sequence]) -> int:
@@ -225,6 +232,7 @@ class Scheduler:
             sequence.started = self._clock()
             sequence.n_cached = sequence.n_computed
             self._metrics.began(sequence)
+            self._begun.append(sequence)
         self._insert(sequence)
         return sequence
 

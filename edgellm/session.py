@@ -49,6 +49,11 @@ def path_of(name: str) -> Path:
     return private_dir("sessions") / f"{check_name(name)}.json"
 
 
+def cache_path(name: str) -> Path:
+    """Where the keys and values of the session lie, or would."""
+    return path_of(name).with_suffix(".kv")
+
+
 def names() -> list[str]:
     """Names of the saved sessions."""
     return sorted(path.stem for path in private_dir("sessions").glob("*.json"))

@@ -28,6 +28,11 @@ class StepTime:
         self._token += (1.0 if self._is_guess else _NEWEST) * (token - self._token)
         self._is_guess = False
 
+    @property
+    def token_seconds(self) -> float:
+        """Of a token of a prompt."""
+        return self._token
+
     def decode(self, n_decode: int) -> float:
         """Of a step in which so many sequences generate: as measured with the nearest number."""
         if not n_decode:

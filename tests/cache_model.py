@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from edgellm.host_tier import HostTier
 from edgellm.kv_cache import CacheGroup, KVCache
 from edgellm.request_options import RequestOptions
 from edgellm.sampling import SamplingParams
@@ -17,11 +18,12 @@ BLOCK = 4
 
 
 class CheckedCache:
-    """``kv`` over pools that remember, at each slot, the hash of the tokens up to it."""
+    """``kv`` over pools that remember, at each slot, the hash of the tokens up to it; with a tier
+    of so many blocks behind them."""
 
     def __init__(
         self, windows: list[int | None], n_blocks: int, max_seqs: int, step_tokens: int = 16,
-        n_states: int = 0, sinks: int = 0,
+        n_states: int = 0, sinks: int = 0, tier: int = 0,
     ) -> None:  # fmt: skip
         groups = [
             CacheGroup(w, n_blocks, np.zeros((max_seqs, 64), np.int32), sinks if w else 0)
@@ -30,6 +32,14 @@ class CheckedCache:
         self.slots = [np.zeros((n_blocks, BLOCK), np.int64) for _ in groups]
         self.states = np.zeros(max(1, n_states), np.int64)
         self.kv = KVCache(groups, BLOCK, step_tokens, n_states, self._copy)
+        if tier:
+            self.kv.use_tier(HostTier(8 * BLOCK * tier, self._read, self._write, lambda: 1.0))
+
+    def _read(self, group: int, block: int) -> bytes:
+        return self.slots[group][block].tobytes()
+
+    def _write(self, group: int, block: int, data: bytes) -> None:
+        self.slots[group][block] = np.frombuffer(data, np.int64)
 
     def _copy(self, group: int, source: int, target: int) -> None:
         self.slots[group][target] = self.slots[group][source]

@@ -162,6 +162,11 @@ class Program:
     def arena_bytes(self) -> int:
         return self._arena.nbytes + self.scratch.nbytes
 
+    @property
+    def state_slots(self) -> list[NDArray[np.uint8]]:
+        """What recurrent layers keep, [slot, bytes] of each."""
+        return [states.reshape(self.limits.n_states, -1) for states in self.states.values()]
+
     def close(self) -> None:
         """Stop the threads and let go of the memory."""
         self.team.close()

@@ -70,7 +70,7 @@ class KernelStore:
     def place(self) -> Path | None:
         """The folder of this version's kernels for this CPU; None: they are not kept."""
         folder = self._folder or default_folder()
-        return folder / _key() if folder else None
+        return folder / version_key() if folder else None
 
     def _path(self, name: str) -> Path | None:
         return self.place / f"{name}.obj" if self.place else None
@@ -151,7 +151,7 @@ def default_folder() -> Path | None:
 
 
 @cache
-def _key() -> str:
+def version_key() -> str:
     """Everything machine code depends on, as a folder name."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):

@@ -114,6 +114,15 @@ class LLM:
         SEEN.setdefault("all", []).append(prompt)
         return self.pieces(self.answer(prompt))
 
+    def save_cache(self, path, tokens):
+        path.write_text(str(tokens))
+
+    def load_cache(self, path):
+        if path.read_text() == "other":
+            from edgellm.errors import EdgeLLMError
+
+            raise EdgeLLMError(f"{path} was saved by another model.")
+
     def answer(self, prompt):
         """The texts of the tokens to come; a test may put its own here."""
         return ANSWER * self.repeat

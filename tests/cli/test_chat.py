@@ -116,7 +116,11 @@ def test_sessions_resume(start, tmp_path):
     state = json.loads(path.read_text())
     assert [m["role"] for m in state["messages"]] == ["user", "assistant"]
     assert state["seen"]["tokens"][-1] >= 0x200000  # the very tokens that were generated
+    cache = path.with_suffix(".kv")
+    assert cache.read_text() == str(state["seen"]["tokens"])  # what need not be read again
+    cache.write_text("other")
     again = start("--session", "trip")
+    again.wait("saved by another model. The conversation is read again")
     again.wait("Session trip: 2 messages")
     again.wait("> Hello")
     again.send("More")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edgellm.block_pool import BlockPool, Content
+from edgellm.host_tier import HostTier
 from edgellm.prefix import chain, root
 from edgellm.sequence import Sequence
 
@@ -25,10 +26,10 @@ SHAPES = st.sampled_from(KINDS)
 class Schedules(RuleBasedStateMachine):
     """Requests from a small family of prompts come, compute, go back and go, in any order."""
 
-    @initialize(shape=SHAPES, n_blocks=st.integers(12, 30))
-    def start(self, shape: tuple[list[int | None], int, int], n_blocks: int) -> None:
+    @initialize(shape=SHAPES, n_blocks=st.integers(12, 30), tier=st.sampled_from([0, 3, 40]))
+    def start(self, shape: tuple[list[int | None], int, int], n_blocks: int, tier: int) -> None:
         windows, n_states, sinks = shape
-        self.cache = CheckedCache(windows, n_blocks, 3, n_states=n_states, sinks=sinks)
+        self.cache = CheckedCache(windows, n_blocks, 3, n_states=n_states, sinks=sinks, tier=tier)
         self.running: list[Sequence] = []
 
     @rule(
@@ -221,3 +222,30 @@ def test_an_evicted_block_is_told() -> None:
     assert pool.find(b"x") == block and pool.n_kept == 1
     assert pool.take() == block and told == [(block, content)]
     assert pool.find(b"x") is None and pool.take() is None
+
+
+def test_a_tier_gives_back_what_a_small_pool_gave_away() -> None:
+    cache = CheckedCache([None, 9], 12, 1, tier=100)
+    prompts = [list(range(100 * i, 100 * i + 33)) for i in range(5)]
+    for turn in range(3):
+        for tokens in prompts:
+            sequence = request(tokens)
+            assert cache.kv.admit(sequence)
+            assert sequence.n_computed >= (32 if turn else 0)
+            n = sequence.n_waiting
+            assert cache.kv.extend(sequence, n)
+            cache.compute(sequence, n)
+            cache.kv.release(sequence)
+
+
+def test_a_tier_keeps_to_its_size_and_stops_where_it_does_not_pay() -> None:
+    seconds = 1.0
+    tier = HostTier(100, lambda g, b: bytes(30), lambda g, b, data: None, lambda: seconds)
+    for i in range(10):
+        tier.store(0, bytes([i]), i)
+        assert tier.n_bytes <= 100
+    assert [i for i in range(10) if tier.has(0, bytes([i]))] == [7, 8, 9]
+    tier.restore(0, 1, tier.take(0, bytes([8])))
+    assert tier.has(0, bytes([9])) and not tier.has(0, bytes([8]))
+    seconds = 0.0
+    assert not tier.has(0, bytes([9]))

@@ -1,0 +1,76 @@
+"""A sequence's keys and values: from the cache to a file, and back into the cache.
+
+What is restored lies in the cache as if an earlier request had computed it, so the next prompt
+that begins alike goes on from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgellm.kernels.cpu import store
+from edgellm.kv_cache import NoRoom
+from edgellm.kv_file import KVFileError, Saved, fingerprint, read, write
+from edgellm.request_options import RequestOptions
+from edgellm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from edgellm.llm import LLM
+    from edgellm.sequence import Sequence
+
+_PARAMS = SamplingParams(max_tokens=1, temperature=0)
+
+
+def save(llm: LLM, path: Path, tokens: list[int], salt: str = "") -> int:
+    """Write what the cache has of the tokens; returns how many that are. KVFileError."""
+    runner, sequence = llm.runner, _sequence(llm, tokens, salt)
+    if not runner.cache.admit(sequence):
+        raise KVFileError(f"{path} cannot be saved: all seats of the model are taken.")
+    try:
+        n = sequence.n_computed
+        blocks = [
+            {place: runner.read_block(i, block) for place, block in sorted(blocks.items())}
+            for i, blocks in enumerate(sequence.blocks)
+        ]
+        state = runner.read_state(sequence.state) if sequence.state >= 0 else b""
+    finally:
+        runner.cache.release(sequence)
+    write(path, _layout(llm), Saved(tokens[:n], blocks, state))
+    return n
+
+
+def restore(llm: LLM, path: Path, salt: str = "") -> int:
+    """Put a file's keys and values into the cache; returns of how many tokens. KVFileError."""
+    saved, runner = read(path, _layout(llm)), llm.runner
+    if not saved.tokens:
+        return 0
+    sequence = _sequence(llm, saved.tokens, salt)
+    if not runner.cache.admit(sequence, reuse=False):
+        raise KVFileError(f"{path} cannot be restored: the cache has no room for it.")
+    try:
+        runner.cache.insert(sequence, saved, runner)
+    except NoRoom:
+        raise KVFileError(f"{path} cannot be restored: the cache has no room for it.") from None
+    finally:
+        runner.cache.release(sequence)
+    return len(saved.tokens)
+
+
+def _sequence(llm: LLM, tokens: list[int], salt: str) -> Sequence:
+    """One more token than is looked for: of a prompt, one is always left to compute."""
+    n = min(len(tokens), llm.max_positions - 1)
+    return llm.sequence([*tokens[:n], tokens[-1]], _PARAMS, RequestOptions(cache_salt=salt))
+
+
+def _layout(llm: LLM) -> dict[str, Any]:
+    """What must be the same for the bytes to mean the same."""
+    runner = llm.runner
+    groups = [[g.window, g.sinks, runner.block_bytes(i)] for i, g in enumerate(runner.cache.groups)]
+    return {
+        "model": fingerprint(llm.gguf),
+        "kernels": store.version_key(),
+        "block": runner.cache.block,
+        "groups": groups,
+        "state": runner.state_bytes,
+    }
