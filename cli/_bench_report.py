@@ -76,6 +76,7 @@ def _widths(rows: Rows) -> str:
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table, padded so that it can be read as it is."""
     widths = [max(len(cell) for cell in column) for column in zip(head, *lines, strict=True)]
 
     def line(cells: list[str]) -> str:

@@ -38,6 +38,12 @@ class _Commands(TyperGroup):
         names = (module.name for module in pkgutil.iter_modules(cli.__path__))
         return sorted(n.replace("_", "-") for n in names if n != "main" and not n.startswith("_"))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Also a name of two words: `bench serve-sim` is cli/bench_serve_sim.py."""
+        if len(args) > 1 and (name := f"{args[0]}-{args[1]}") in self.list_commands(ctx):
+            args = [name, *args[2:]]
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.list_commands(ctx):
             return None

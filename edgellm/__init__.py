@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgellm.engine import AsyncLLM as AsyncLLM
     from edgellm.llm import LLM as LLM
     from edgellm.request_options import RequestOptions as RequestOptions
     from edgellm.sampling_params import SamplingParams as SamplingParams
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "AsyncLLM": "edgellm.engine",
     "LLM": "edgellm.llm",
     "RequestOptions": "edgellm.request_options",
     "SamplingParams": "edgellm.sampling_params",
     "Tokenizer": "edgellm.tokenizer",
 }
 
-__all__ = ["LLM", "RequestOptions", "SamplingParams", "Tokenizer", "__version__"]
+__all__ = ["AsyncLLM", "LLM", "RequestOptions", "SamplingParams", "Tokenizer", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -310,16 +310,16 @@ class LLM:
         """
         if not isinstance(prompts, str | list | tuple | np.ndarray):
             raise EdgeLLMError("A prompt is a text, a list of token ids, or a list of those.")
-        one = isinstance(prompts, str) or (len(prompts) > 0 and _is_tokens(prompts))
+        one = isinstance(prompts, str) or (len(prompts) > 0 and is_tokens(prompts))
         params = params or SamplingParams()
         several: Any = [prompts] if one else prompts
         options = options or RequestOptions(priority="interactive" if one else "batch")
         requests: list[list[Sequence]] = []
         try:
             for prompt in several:
-                requests.append(self._sequences(prompt, params, options, 1 if n is None else n))
+                requests.append(self.prepare(prompt, params, options, 1 if n is None else n))
             for choices in requests:
-                self._add(choices)
+                self.enqueue(choices)
             while any(s.finish_reason is None for choices in requests for s in choices):
                 self.step()
         finally:
@@ -339,11 +339,11 @@ class LLM:
     ) -> Iterator[Piece]:  # fmt: skip
         """The completion piece by piece, computed as pieces are taken; leaving the loop early frees
         the sequence."""
-        return self._stream(self._sequences(prompt, params or SamplingParams(), options)[0])
+        return self._stream(self.prepare(prompt, params or SamplingParams(), options)[0])
 
     def _stream(self, sequence: Sequence) -> Iterator[Piece]:
         try:
-            self._add([sequence])
+            self.enqueue([sequence])
             while sequence.pieces or sequence.finish_reason is None:
                 if not sequence.pieces:
                     self.step()
@@ -378,7 +378,7 @@ class LLM:
                 f"A model of the architecture {self.config.architecture} generates text; "
                 "embeddings need an encoder, such as bert or nomic-bert."
             )
-        if isinstance(prompts, str) or (len(prompts) > 0 and _is_tokens(prompts)):
+        if isinstance(prompts, str) or (len(prompts) > 0 and is_tokens(prompts)):
             vector: NDArray[np.float32] = self.embed([prompts])[0]
             return vector
         kind, vectors = pooling_of(self.config), []
@@ -446,11 +446,12 @@ class LLM:
 
     # ---- the loop ---------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Compute one step for whoever is waiting; finished text is put on the sequences."""
+    def step(self) -> bool:
+        """Compute one step for whoever is waiting; finished text is put on the sequences. False
+        when there was nothing to compute."""
         with self._turn():
             self._ready()
-            self._loop.step()
+            return self._loop.step()
 
     def _forward(self, runs: list[Run]) -> NDArray[np.float32]:
         try:
@@ -483,6 +484,11 @@ class LLM:
     def is_idle(self) -> bool:
         """Nothing waits or runs, and no cache block is held."""
         return self._loop.scheduler.is_idle and self._ready().cache.is_idle
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether steps can be computed: not closed, and not the copy of a forked process."""
+        return self._runner is not None and self._runner.program.team.is_alive
 
     @property
     def runner(self) -> Runner:
@@ -578,7 +584,7 @@ class LLM:
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             tokens = self.tokenize(prompt)
-        elif _is_tokens(prompt):
+        elif is_tokens(prompt):
             tokens = [int(t) for t in prompt]
         else:
             raise EdgeLLMError("A prompt is a text or a list of token ids.")
@@ -614,9 +620,30 @@ class LLM:
     ) -> list[Sequence]:  # fmt: skip
         """Queue a request of n choices: ``step`` until each has a ``finish_reason``, or ``forget``
         them."""
-        choices = self._sequences(prompt, params, options, n)
-        self._add(choices)
+        choices = self.prepare(prompt, params, options, n)
+        self.enqueue(choices)
         return choices
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None,
+        n: int = 1,
+    ) -> list[Sequence]:  # fmt: skip
+        """The n choices of a request, checked but not queued yet. Waits for no step, so any thread
+        may do this at any time. EdgeLLMError for what can never be served."""
+        choices = self._sequences(prompt, params, options, n)
+        self._check_generates()
+        first = choices[0]
+        wanted = first.params.max_tokens
+        most = self.max_positions if wanted is None else first.n_prompt + wanted
+        if not self._ready().cache.fits(min(most, self.max_positions)):
+            raise ContextFull("The request can never fit into the key-value cache (-c).")
+        return choices
+
+    def enqueue(self, choices: list[Sequence]) -> None:
+        """Queue a request that ``prepare`` made."""
+        with self._turn():
+            self._ready()
+            self._loop.scheduler.add(choices[0])
 
     def explain(self, request: Completion | Sequence) -> str:
         """Why so much of a request's prompt had to be computed, in a sentence."""
@@ -643,19 +670,14 @@ class LLM:
                 "text: use LLM.embed."
             )
 
-    def _add(self, choices: list[Sequence]) -> None:
-        self._check_generates()
-        first = choices[0]
-        wanted = first.params.max_tokens
-        most = self.max_positions if wanted is None else first.n_prompt + wanted
-        if not self._ready().cache.fits(min(most, self.max_positions)):
-            raise ContextFull("The request can never fit into the key-value cache (-c).")
-        with self._turn():
-            self._loop.scheduler.add(first)
-
     def forget(self, sequence: Sequence) -> None:
         """Free what a request holds, finished or not."""
         self._forget_all([sequence])
+
+    def fail(self, sequences: Iterable[Sequence], error: Exception) -> None:
+        """End requests with an error, also when the model is closed already."""
+        with self._turn():
+            self._loop.fail((s for s in sequences if s.finish_reason is None), error)
 
     def _forget_all(self, choices: list[Sequence]) -> None:
         if self._runner is None:
@@ -665,7 +687,8 @@ class LLM:
                 self._loop.scheduler.remove(sequence)
 
 
-def _is_tokens(prompt: Any) -> bool:
+def is_tokens(prompt: Any) -> bool:
+    """Whether a prompt is given as token ids."""
     return isinstance(prompt, list | tuple | np.ndarray) and all(
         isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt
     )

@@ -8,7 +8,7 @@ error, the others go on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,7 +70,7 @@ class Loop:
         try:
             rows = self._runner.forward(runs)
         except Exception as error:
-            self._fail(batch, EngineError(f"{error}.") if isinstance(error, TeamError) else error)
+            self.fail(batch, EngineError(f"{error}.") if isinstance(error, TeamError) else error)
             return True
         computed = time.perf_counter()
         self._step_time.observe(n_decode, n_prefill, computed - scheduled)
@@ -107,7 +107,7 @@ class Loop:
         if params.logprobs:
             logprob, best = log_softmax_top(logits, token, params.logprobs)
             top = tuple(best)  # type: ignore[assignment]
-        sequence.pieces.append(Piece(text, token, None, logprob, top))
+        sequence.pieces.append(Piece(text, token, None, logprob, top, sequence.choice))
         n_output = len(sequence.tokens) - sequence.n_prompt
         if hit is not None or is_complete:
             self.finish(sequence, "stop")
@@ -123,7 +123,7 @@ class Loop:
         sequence.finish_reason = reason
         text, _ = sequence.stops.push(sequence.decoder.flush())
         text += sequence.stops.flush()
-        sequence.pieces.append(Piece(text, None, reason))
+        sequence.pieces.append(Piece(text, None, reason, choice=sequence.choice))
         self.last = sequence
         if sequence.started:
             self._history.add(sequence)
@@ -136,9 +136,9 @@ class Loop:
         sequence.error = error
         self.finish(sequence, "abort" if error is None else "error")
 
-    def _fail(self, batch: dict[Sequence, int], error: Exception) -> None:
-        """A step was lost: what was in it fails."""
-        for sequence in batch:
+    def fail(self, sequences: Iterable[Sequence], error: Exception) -> None:
+        """End requests with an error, as those of a step that was lost."""
+        for sequence in sequences:
             sequence.error = error
             self.finish(sequence, "error")
 

@@ -58,6 +58,7 @@ class Metrics:
         self.finished: Counter[str] = Counter()  # by finish_reason
         self.preemptions: Counter[str] = Counter()  # by cause
         self.stalls = 0
+        self.step_errors = 0  # exceptions that no request was to blame for
         self.faults = 0  # accounts of the cache that were wrong when nothing ran
         self.schedule_seconds = self.forward_seconds = self.update_seconds = 0.0
         self.drafted_tokens = self.accepted_tokens = 0  # of speculation

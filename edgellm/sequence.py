@@ -23,7 +23,8 @@ _numbers = count()
 class Piece:
     """A step of a stream: text to show (may be empty) and its token; the last has a finish_reason.
 
-    ``logprob`` and ``top_logprobs`` are filled when SamplingParams.logprobs asks for them.
+    ``logprob`` and ``top_logprobs`` are filled when SamplingParams.logprobs asks for them;
+    ``choice`` counts the answers to one prompt from 0.
     """
 
     text: str
@@ -31,6 +32,7 @@ class Piece:
     finish_reason: str | None = None
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    choice: int = 0
 
 
 @dataclass(eq=False)

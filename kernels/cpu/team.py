@@ -370,6 +370,11 @@ class Team:
             else:
                 time.sleep(5e-5)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can run: neither closed nor the copy of a forked process."""
+        return self._stop.alive and os.getpid() == self._pid
+
     def abort(self) -> None:
         """End the running step early (from another thread); its results are void."""
         self.header[_ABORT] = 1

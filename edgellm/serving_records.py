@@ -1,0 +1,174 @@
+"""What became of each request of a measurement, and the statistics of many of them.
+
+Nothing here runs a model: records come from a simulation, or from a file, and every figure follows
+from them alone. Times are seconds since the measurement began.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from edgellm.errors import EdgeLLMError
+
+QUANTILES = (50, 95, 99)
+LATENCIES = ("ttft", "tpot", "jitter", "wait", "e2e")  # fields of a summary with quantiles
+
+
+@dataclass
+class Record:
+    """One request. ``tokens`` are the times at which its tokens came. ``n_cached`` of the prompt's
+    tokens did not have to be computed."""
+
+    kind: str
+    n_prompt: int
+    arrived: float
+    priority: str = "interactive"
+    turn: int = 0  # of a conversation, from 1
+    n_cached: int = 0
+    admitted: float | None = None
+    tokens: list[float] = field(default_factory=list)
+    finished: float | None = None
+    finish_reason: str = ""
+    n_preempted: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.finish_reason in ("stop", "length")
+
+    @property
+    def is_cancelled(self) -> bool:
+        """By its client, who does not care any more how fast it was."""
+        return self.finish_reason == "abort"
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to the first token, the wait in the queue included."""
+        return self.tokens[0] - self.arrived if self.tokens else None
+
+    @property
+    def tpot(self) -> float | None:
+        """Time of a token after the first, on average."""
+        n = len(self.tokens) - 1
+        return (self.tokens[-1] - self.tokens[0]) / n if n > 0 else None
+
+    @property
+    def gaps(self) -> list[float]:
+        return [float(gap) for gap in np.diff(self.tokens)]
+
+    @property
+    def jitter(self) -> float | None:
+        """Standard deviation of the gaps between tokens."""
+        return float(np.std(self.gaps)) if len(self.tokens) > 2 else None
+
+    @property
+    def wait(self) -> float | None:
+        """Time in the queue, until the end for those that were never begun."""
+        until = self.admitted if self.admitted is not None else self.finished
+        return until - self.arrived if until is not None else None
+
+    @property
+    def e2e(self) -> float | None:
+        return self.finished - self.arrived if self.finished is not None else None
+
+
+@dataclass(frozen=True)
+class SLO:
+    """Most seconds that a request may take to its first token, and for each one after it; None: no
+    matter. It is met as a whole when 95 % of the requests keep to it."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def is_met(self, record: Record) -> bool:
+        """By one request. What has no second token cannot have been slow between two."""
+        if not record.is_complete:
+            return False
+        is_quick = self.ttft is None or (record.ttft is not None and record.ttft <= self.ttft)
+        return is_quick and (self.tpot is None or (record.tpot or 0.0) <= self.tpot)
+
+    def missed(self, summary: dict[str, Any]) -> list[str]:
+        """What a summary misses, in words."""
+        found = []
+        for name, limit in (("ttft", self.ttft), ("tpot", self.tpot)):
+            if limit is None:
+                continue
+            p95 = summary[name]["p95"]
+            if p95 is None:
+                found.append(f"no request had a {name.upper()}")
+            elif p95 > limit:
+                found.append(
+                    f"{name.upper()} P95 is {1e3 * p95:.0f} ms, more than {1e3 * limit:.0f}"
+                )
+        return found
+
+
+def quantiles(values: Iterable[float | None]) -> dict[str, float | int | None]:
+    """n, mean and percentiles of those that are there: a mean never comes alone."""
+    found = np.array([v for v in values if v is not None], np.float64)
+    if not len(found):
+        return {"n": 0, "mean": None, **{f"p{q}": None for q in QUANTILES}, "max": None}
+    points = np.percentile(found, QUANTILES)
+    return {
+        "n": len(found), "mean": float(found.mean()),
+        **{f"p{q}": float(p) for q, p in zip(QUANTILES, points, strict=True)},
+        "max": float(found.max()),
+    }  # fmt: skip
+
+
+def summary(records: list[Record], seconds: float, slo: SLO | None = None) -> dict[str, Any]:
+    """Figures of the requests of a measurement that took so long."""
+    slo, seconds = slo or SLO(), max(seconds, 1e-9)
+    gaps = [gap for record in records for gap in record.gaps]
+    begun = [r for r in records if r.admitted is not None]
+    n_prompt, n_cached = sum(r.n_prompt for r in begun), sum(r.n_cached for r in begun)
+    n_generated = sum(len(r.tokens) for r in records)
+    n_good = sum(map(slo.is_met, records))
+    n_asked = sum(not r.is_cancelled for r in records)
+    return {
+        "requests": len(records),
+        "completed": sum(r.is_complete for r in records),
+        "cancelled": sum(r.is_cancelled for r in records),
+        "failed": sum(not r.is_complete and not r.is_cancelled for r in records),
+        "seconds": seconds,
+        **{name: quantiles(getattr(r, name) for r in records) for name in LATENCIES},
+        "gap": quantiles(gaps),
+        "pooled_jitter": float(np.std(gaps)) if gaps else None,
+        "prompt_tokens": n_prompt,
+        "prefill_tokens": n_prompt - n_cached,
+        "generated_tokens": n_generated,
+        "hit_rate": n_cached / n_prompt if n_prompt else 0.0,
+        "prompt_tokens_per_second": n_prompt / seconds,
+        "generated_tokens_per_second": n_generated / seconds,
+        "good": n_good,
+        "of_good": n_good / n_asked if n_asked else 0.0,
+        "goodput": n_good / seconds,  # requests/s that met every SLO
+        "preempted": sum(r.n_preempted for r in records),
+    }
+
+
+def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
+    """One JSON object a line."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(record)) + "\n" for record in records)
+    except OSError as error:
+        raise EdgeLLMError(f"{path}: {error.strerror or error} (--records).") from None
+
+
+def read(path: str | os.PathLike[str]) -> list[Record]:
+    """What ``write`` wrote. EdgeLLMError for anything else."""
+    names = {f.name for f in fields(Record)}
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+        return [Record(**{k: v for k, v in row.items() if k in names}) for row in rows]
+    except OSError as error:
+        raise EdgeLLMError(f"{path}: {error.strerror or error}.") from None
+    except (ValueError, TypeError, AttributeError):
+        raise EdgeLLMError(f"{path} holds no records of requests.") from None
