@@ -71,6 +71,9 @@ def command(
     ] = 5,
     cache_type_k: CacheTypeK = "f16",
     cache_type_v: CacheTypeV = "f16",
+    block_size: Annotated[
+        int, typer.Option("--block-size", help="Tokens of keys and values that lie together.")
+    ] = 32,
     threads: Threads = -1,
     cpu_mask: CpuMask = None,
     output: Annotated[
@@ -113,7 +116,7 @@ def command(
     try:
         rows = bench(
             str(path), tests, repetitions, threads_or_none(threads), cpu_mask, status.on_terminal,
-            cache_type_k, cache_type_v,
+            cache_type_k, cache_type_v, block_size,
         )  # fmt: skip
     finally:
         status.clear()

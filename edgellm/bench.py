@@ -25,6 +25,7 @@ from edgellm.energy import energy_joules
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu import targets
 from edgellm.kernels.cpu.cores import cpu_name
+from edgellm.kernels.cpu.kv_types import BLOCK
 from edgellm.kernels.cpu.peaks import Peaks
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.llm import LLM
@@ -307,7 +308,7 @@ def machine(llm: LLM) -> dict[str, Any]:
 def bench(
     path: str, tests: list[Workload], repetitions: int = 5, n_threads: int | None = None,
     cpu_mask: str | None = None, say: Callable[[str], None] = lambda text: None,
-    type_k: str = "f16", type_v: str = "f16",
+    type_k: str = "f16", type_v: str = "f16", block_size: int = BLOCK,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load a model and measure it: one row for each test."""
     if not tests:
@@ -316,7 +317,7 @@ def bench(
     try:
         llm = LLM(
             path, n_threads=n_threads, cpu_mask=cpu_mask, type_k=type_k, type_v=type_v,
-            progress=say, **limits,
+            block_size=block_size, progress=say, **limits,
         )  # fmt: skip
     except ContextTooLong as error:
         raise EdgeLLMError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgellm.errors import EdgeLLMError
-from edgellm.kernels.cpu.attention import BLOCK
+from edgellm.kernels.cpu.kv_types import BLOCK
 from edgellm.memory import STATE_SLOTS, STEP_TOKENS, available_bytes, bill
 from edgellm.models.config import Config
 from edgellm.quant.gguf import GGUF
@@ -56,7 +56,7 @@ def _smaller(type_k: str, type_v: str) -> str:
 def fit_context(
     gguf: GGUF, config: Config, n_ctx: int | None, max_num_seqs: int, type_k: str, type_v: str,
     ring: bool, n_positions: int | None = None,
-    cache_tokens: int | None = None,
+    cache_tokens: int | None = None, block: int = BLOCK,
 ) -> Context:  # fmt: skip
     """``n_ctx`` None takes the model's context, or what fits into memory; EdgeLLMError says what
     would fit when more was asked for. ``n_positions``: there are no more (Graph.n_positions).
@@ -76,9 +76,9 @@ def fit_context(
     state = costs.state // STATE_SLOTS
     n_states = _n_states(state, max_num_seqs)
     room = available_bytes() - costs.weights - costs.arena - state * n_states
-    affordable = max(0, int(room * 0.9)) // per_token // BLOCK * BLOCK
+    affordable = max(0, int(room * 0.9)) // per_token // block * block
     if n_ctx is None:
-        n_ctx = min(trained, max(affordable, BLOCK))
+        n_ctx = min(trained, max(affordable, block))
         if n_ctx < trained:
             notices.append(
                 f"The context is {n_ctx} tokens instead of the model's {trained}: "
@@ -102,13 +102,13 @@ def fit_context(
                     f"{affordable} (cache_tokens)."
                 )
             n_tokens = cache_tokens
-        return Context(n_ctx, n_ctx, -(-n_tokens // BLOCK), n_states=n_states, notices=notices)
+        return Context(n_ctx, n_ctx, -(-n_tokens // block), n_states=n_states, notices=notices)
     if cache_tokens is not None:
         raise EdgeLLMError("cache_tokens cannot be used with context_policy ring.")
-    if n_ctx < SINKS + BLOCK:
+    if n_ctx < SINKS + block:
         raise EdgeLLMError(
-            f"context_policy ring needs a context of at least {SINKS + BLOCK} tokens (-c)."
+            f"context_policy ring needs a context of at least {SINKS + block} tokens (-c)."
         )
     # a window that moves also holds the step being computed, and blocks cut at its ends
-    n_blocks = max_num_seqs * (-(-(n_ctx + STEP_TOKENS) // BLOCK) + 3)
+    n_blocks = max_num_seqs * (-(-(n_ctx + STEP_TOKENS) // block) + 3)
     return Context(n_ctx, RING_POSITIONS, n_blocks, n_ctx - SINKS, SINKS, n_states, notices)

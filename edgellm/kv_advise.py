@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from edgellm.cache_types import check_cache_types
 from edgellm.errors import EdgeLLMError
-from edgellm.kernels.cpu.attention import BLOCK
 from edgellm.kernels.graph import Graph
 from edgellm.llm import LLM
 from edgellm.memory import STEP_TOKENS, kv_row_bytes
@@ -93,8 +92,9 @@ class Readers:
         inputs.runs[0] = 0, n, slot if first else -1, slot ^ 1
         inputs.n_runs[0] = 1
         for group in self._groups:
-            blocks = group.table[self._seat, positions // BLOCK].astype(np.int64)
-            group.slots[:n] = blocks * BLOCK + positions % BLOCK
+            block = group.shape.block
+            blocks = group.table[self._seat, positions // block].astype(np.int64)
+            group.slots[:n] = blocks * block + positions % block
             group.plan([(0, n, first, self._seat)])
         self._program.run(n, n_out)
         return self._program.logits[:n_out]

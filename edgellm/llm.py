@@ -28,10 +28,10 @@ from edgellm.cost import step_cost
 from edgellm.errors import EdgeLLMError
 from edgellm.host_tier import HostTier
 from edgellm.kernels.cpu import store, targets
-from edgellm.kernels.cpu.attention import BLOCK
 from edgellm.kernels.cpu.cores import CpuMaskError, allowed_cpus, default_threads, parse_mask
 from edgellm.kernels.cpu.hooks import HookFunction, inside_hook
 from edgellm.kernels.cpu.inputs import Limits
+from edgellm.kernels.cpu.kv_types import BLOCK, BLOCKS
 from edgellm.kernels.cpu.program import ProgramError
 from edgellm.kernels.cpu.team import MOST_THREADS, TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
@@ -81,7 +81,7 @@ class LLM:
     with ``prefix_cache`` a request goes on from what others have computed of the same beginning.
     ``cache_tokens`` is the room for keys and values of all sequences together (None: n_ctx for each
     of max_num_seqs, as far as memory allows); what it gives away stays in ``host_cache_bytes`` of
-    memory beside it for as long as that lasts.
+    memory beside it for as long as that lasts. It is shared out in blocks of ``block_size`` tokens.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -104,6 +104,7 @@ class LLM:
         prefix_cache: bool = True,
         cache_tokens: int | None = None,
         host_cache_bytes: int = 0,
+        block_size: int = BLOCK,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
@@ -115,6 +116,11 @@ class LLM:
         if not (isinstance(prefill_share, int | float) and 0 < prefill_share <= 1):
             raise EdgeLLMError(
                 f"prefill_share must be above 0 and at most 1, not {prefill_share!r}."
+            )
+        if block_size not in BLOCKS or isinstance(block_size, bool):
+            raise EdgeLLMError(
+                f"block_size must be {', '.join(map(str, BLOCKS[:-1]))} or {BLOCKS[-1]}, "
+                f"not {block_size!r}."
             )
         if context_policy not in ("error", "ring"):
             raise EdgeLLMError(f"context_policy must be error or ring, not {context_policy!r}.")
@@ -134,7 +140,7 @@ class LLM:
         try:
             apply_overrides(self.gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
-            self._load(n_ctx, n_threads, cpus, max_num_seqs, cache_tokens, say)
+            self._load(n_ctx, n_threads, cpus, max_num_seqs, cache_tokens, block_size, say)
             self._start(max_num_batched_tokens, prefill_share, host_cache_bytes)
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
             self.gguf.close()
@@ -148,7 +154,7 @@ class LLM:
 
     def _load(
         self, n_ctx: int | None, n_threads: int | None, cpus: tuple[int, ...], max_num_seqs: int,
-        cache_tokens: int | None, say: Callable[[str], None],
+        cache_tokens: int | None, block_size: int, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         gguf = self.gguf
         self.path = str(gguf.path)
@@ -163,7 +169,7 @@ class LLM:
             )
         context = fit_context(
             gguf, self.config, n_ctx, max_num_seqs, self.type_k, self.type_v, self._ring,
-            graph.n_positions, cache_tokens,
+            graph.n_positions, cache_tokens, block_size,
         )  # fmt: skip
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
@@ -184,6 +190,7 @@ class LLM:
             window=context.window,
             sinks=context.sinks,
             n_states=context.n_states,
+            block=block_size,
             cpus=cpus,
         )
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
@@ -215,7 +222,7 @@ class LLM:
             runner.cache.use_tier(
                 HostTier(
                     host_cache_bytes, runner.read_block, runner.write_block,
-                    lambda: BLOCK * step_time.token_seconds,
+                    lambda: limits.block * step_time.token_seconds,
                 )
             )  # fmt: skip
         config = SchedulerConfig(
@@ -607,9 +614,9 @@ class LLM:
         them."""
         if not self._graph.is_recurrent:
             return frozenset()
-        eog, last = self.tokenizer.eog, len(tokens) - 1
+        eog, last, block = self.tokenizer.eog, len(tokens) - 1, self._limits.block
         ends = [i + 1 for i, token in enumerate(tokens) if token in eog and i < last]
-        marks = {*ends[:1], *ends[-2:]} or {max(0, last - BLOCK) // BLOCK * BLOCK}
+        marks = {*ends[:1], *ends[-2:]} or {max(0, last - block) // block * block}
         if n > 1:
             marks.add(last)  # the other choices go on from there
         return frozenset(marks - {0})

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.kernels.cpu.attention import BLOCK
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.cpu.program import Program
 from edgellm.kernels.cpu.store import KernelStore
@@ -47,7 +46,7 @@ class Runner:
             CacheGroup(a.shape.window, a.n_blocks, a.table, a.shape.sinks) for a in self._attention
         ]
         self.cache = KVCache(
-            groups, BLOCK, limits.max_tokens, limits.n_states if graph.is_recurrent else 0,
+            groups, limits.block, limits.max_tokens, limits.n_states if graph.is_recurrent else 0,
             self._copy_block, limits.max_seqs,
         )  # fmt: skip
 
@@ -139,7 +138,7 @@ class Runner:
     def _describe(self, spans: NDArray[np.int64]) -> None:
         """Positions and slots of all rows. ``spans``: first row, tokens, first position, table row
         of each run."""
-        inputs, lengths = self.program.inputs, spans[:, 1]
+        inputs, lengths, block = self.program.inputs, spans[:, 1], self.cache.block
         n = int(lengths.sum())
         positions = np.arange(n) + np.repeat(spans[:, 2] - spans[:, 0], lengths)
         inputs.positions[:n] = positions
@@ -147,10 +146,10 @@ class Runner:
         if self._limits.window is not None:
             behind_sinks = self._limits.window + self._limits.sinks - 1
             inputs.sink_positions[:n] = np.minimum(positions, behind_sinks)
-        table_rows, places = np.repeat(spans[:, 3], lengths), positions // BLOCK
+        table_rows, places = np.repeat(spans[:, 3], lengths), positions // block
         for attention in self._attention:
             blocks = attention.table[table_rows, places].astype(np.int64)
-            attention.slots[:n] = blocks * BLOCK + positions % BLOCK
+            attention.slots[:n] = blocks * block + positions % block
 
     @contextmanager
     def _states(self, runs: list[Run]) -> Iterator[None]:

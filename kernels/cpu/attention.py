@@ -1,7 +1,8 @@
 """Keys and values into the cache, and attention over it.
 
-The cache of a layer is a pool of blocks of ``BLOCK`` tokens, [n_kv_heads] and then as the type of
-the keys or values has it (``kv_types``). A slot is block * BLOCK + place in the block.
+The cache of a layer is a pool of blocks of ``AttentionShape.block`` tokens, [n_kv_heads] and then
+as the type of the keys or values has it (``kv_types``). A slot is the number of a block times its
+tokens, plus the place in it.
 
 Attention works in *pieces* of ``PIECE`` positions that start at absolute multiples of it. Each is
 reduced from scratch with its own maximum, and pieces are merged by one function in ascending
@@ -26,12 +27,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm.kernels.cpu import kv_types
 from edgellm.kernels.cpu.kv_types import KVType
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.vector import F32, I32, I64, Emitter, Value
 
-PIECE, BLOCK = 256, kv_types.BLOCK
+PIECE = 256
 ITEM_WORDS = 8
 _NOTHING = -1e30  # the maximum of a piece in which a token sees no key; finite: 0 * it stays 0
 
@@ -48,10 +48,15 @@ class AttentionShape:
     window: int | None
     k_type: KVType
     v_type: KVType
-    sinks: int = 0  # at most BLOCK; with a window
+    sinks: int = 0  # at most a block; with a window
     softcap: float | None = None
     has_scores: bool = False  # a learned score for each head takes its share of the softmax
     causal: bool = True
+
+    @property
+    def block(self) -> int:
+        """Tokens that lie together; PIECE is a multiple."""
+        return self.k_type.block
 
     @property
     def n_parts(self) -> int:
@@ -80,7 +85,7 @@ class AttentionShape:
                  self.k_type.name, self.v_type.name]  # fmt: skip
         if self.window is not None:
             words += [f"w{self.window}", f"s{self.sinks}"]
-        words += [_spelled(self.scale)]
+        words += [f"b{self.block}", _spelled(self.scale)]
         if self.softcap is not None:
             words += ["cap", _spelled(self.softcap)]
         words += ["scores"] * self.has_scores + ["whole"] * (not self.causal)
@@ -116,7 +121,7 @@ def make_kv_store(shape: AttentionShape) -> EmitKernel:
         k, k_bytes, v, v_bytes, slots, keys, values = e.arguments(args, 7)
         with e.loop(hi, lo) as row, e.loop(shape.n_kv_heads) as head:
             slot = e.load(I64, slots + row * 8)
-            place, number = slot % BLOCK, slot // BLOCK * shape.n_kv_heads + head
+            place, number = slot % shape.block, slot // shape.block * shape.n_kv_heads + head
             block = keys + number * k_type.head_bytes(dim)
             k_type.store_key(e, k + row * k_bytes + head * (4 * dim), block, place, dim)
             block = values + number * v_type.head_bytes(v_dim)
@@ -215,11 +220,13 @@ class _Item:
             self._enter(piece < self.begin)
             piece = self._of_sinks(e.const(0), piece)
             first_key = piece * PIECE
-            n_blocks = e.minimum(PIECE // BLOCK, (self.positions[-1] - first_key) // BLOCK + 1)
+            n_blocks = e.minimum(
+                PIECE // self.shape.block, (self.positions[-1] - first_key) // self.shape.block + 1
+            )
             n_blocks = self._of_sinks(e.const(1), n_blocks)
-            blocks = self.table + piece * (PIECE // BLOCK * 4)
+            blocks = self.table + piece * (PIECE // self.shape.block * 4)
             with e.loop(n_blocks) as b:
-                self._scores(b, n_blocks, blocks, first_key + b * BLOCK)
+                self._scores(b, n_blocks, blocks, first_key + b * self.shape.block)
             for r in range(self.n_rows):
                 self._softmax(r, n_blocks)
             self._outputs(n_blocks, blocks)
@@ -265,7 +272,7 @@ class _Item:
             self._block(self.keys, k_bytes, blocks, e.minimum(b + 1, n_blocks - 1)),
             self._block(self.values, shape.v_type.head_bytes(shape.v_dim), blocks, e.const(0)),
         )
-        parts = range(BLOCK // e.lanes)
+        parts = range(self.shape.block // e.lanes)
         key = [
             (first_key.i32().splat(e.lanes) + e.constants(I32, list(range(p, p + e.lanes))))
             for p in (e.lanes * k for k in parts)
@@ -286,13 +293,13 @@ class _Item:
                     if shape.softcap is not None:
                         score = e.tanh(score) * shape.softcap
                     hidden = e.const(float("-inf"), F32, e.lanes)
-                    at = self.scores + b * (4 * BLOCK) + (r * PIECE + e.lanes * p) * 4
+                    at = self.scores + b * (4 * self.shape.block) + (r * PIECE + e.lanes * p) * 4
                     e.store(e.select(seen, score, hidden), at)
 
     def _softmax(self, r: int, n_blocks: Value) -> None:
         """The row's weights in this piece, and its state merged with the piece's."""
         e = self.e
-        row, n = self.scores + r * PIECE * 4, n_blocks * BLOCK
+        row, n = self.scores + r * PIECE * 4, n_blocks * self.shape.block
         top = e.var(e.const(_NOTHING, F32, e.lanes))
         with e.loop(n, step=e.lanes) as i:
             top.set(e.maximum(top.get(), e.f32(row + i * 4)))
@@ -332,7 +339,7 @@ class _Item:
                     following = self._block(
                         self.values, v_bytes, blocks, e.minimum(b + 1, n_blocks - 1)
                     )
-                    weights = [self.scores + b * BLOCK * 4 + r * PIECE * 4 for r in rows]
+                    weights = [self.scores + b * self.shape.block * 4 + r * PIECE * 4 for r in rows]
                     is_first = start == 0 and first == 0
                     shape.v_type.add_values(
                         e, values, dim, weights, sums, following if is_first else None

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.kernels.cpu.attention import BLOCK, ITEM_WORDS, PIECE, AttentionShape
+from edgellm.kernels.cpu.attention import ITEM_WORDS, PIECE, AttentionShape
+from edgellm.kernels.cpu.kv_types import BLOCK
 from edgellm.kernels.cpu.memory import allocate
 from edgellm.kernels.cpu.recurrent import RUN_WORDS
 from edgellm.kernels.cpu.team import LINE
@@ -31,6 +32,7 @@ class Limits:
     v_type: str = "f16"
     window: int | None = None  # context policy ring: what full attention is narrowed to
     sinks: int = 0  # beside it, the first tokens of a sequence
+    block: int = BLOCK  # tokens of keys and values that lie together
     n_states: int = 0  # slots of recurrent states: two for each sequence, and checkpoints
     cpus: tuple[int, ...] = ()  # that the threads stay on; none: wherever the system puts them
 
@@ -51,12 +53,12 @@ class AttentionGroup:
         if shape.window is not None:
             n_pieces = min(n_pieces, -(-shape.window // PIECE) + 1) + 1  # cut at both ends; sinks
             # older blocks are released: window, step, two cut blocks and that of the sinks
-            most = -(-(shape.window + limits.max_tokens) // BLOCK) + 3
-            kept = _REMEMBERED * -(-shape.window // BLOCK)
+            most = -(-(shape.window + limits.max_tokens) // shape.block) + 3
+            kept = _REMEMBERED * -(-shape.window // shape.block)
             self.n_blocks = min(self.n_blocks, most * limits.max_seqs + kept)
         # a token is split over pieces only when its sequence brings one token: max_seqs at most
         self.slots = np.zeros(limits.max_tokens, np.int64)
-        self.table = np.zeros((limits.max_seqs, -(-limits.n_ctx // BLOCK)), np.int32)
+        self.table = np.zeros((limits.max_seqs, -(-limits.n_ctx // shape.block)), np.int32)
         n_items = shape.n_units * (limits.max_tokens + limits.max_seqs * n_pieces)
         self.items = np.zeros((n_items, ITEM_WORDS), np.int64)
         self.splits = np.zeros((limits.max_tokens, 2), np.int64)

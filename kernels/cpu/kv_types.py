@@ -1,13 +1,13 @@
 """How keys and values lie in the cache: what kernels read is what is stored, in its own format.
 
-Of one key-value head, a block is BLOCK tokens. Plain floats: keys [dim][BLOCK], so that scores need
-no horizontal sum, values [BLOCK][dim]. Formats with scales are cut into tiles of 32 elements of
-every token, [dim / 32] one behind the other, whose scales lie beside the codes:
+A block are so many tokens of one key-value head. Plain floats: keys [dim][block], so that scores
+need no horizontal sum, values [block][dim]. Formats with scales are cut into tiles of 32 elements
+of every token, [dim / 32] one behind the other, whose scales lie beside the codes:
 
-    scales [BLOCK] f16 | codes of keys [32][BLOCK], of values [BLOCK][32]
+    scales [block] f16 | codes of keys [32][block], of values [block][32]
 
-Two codes of 4 bits share a byte, element i below and i + 16 above: keys [16][BLOCK], values
-[BLOCK][16]; they are kept signed (-8..7). A token's 32 elements are quantized alone, bit for bit
+Two codes of 4 bits share a byte, element i below and i + 16 above: keys [16][block], values
+[block][16]; they are kept signed (-8..7). A token's 32 elements are quantized alone, bit for bit
 as the number format of the same name does (``quant``).
 
 Sums of products go over codes; the scale is applied to 32 products of a key at once, and to a
@@ -16,15 +16,17 @@ value's weight instead of its elements. For each row the order is the same in ev
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.cpu.vector import F32, I8, I32, Emitter, Value, Var
 from edgellm.quant import by_name
 
-BLOCK = 32  # tokens
+BLOCK = 32  # tokens, where nothing else is asked for
+BLOCKS = (16, 32, 64, 128)
 GROUP = 32  # elements that share a scale
-_SCALES = 2 * BLOCK  # bytes of a tile's scales
 _HALF = GROUP // 2
 _BELOW_HALF = 0.49999997  # with 0.5 the number right below 0.5 would be rounded up
 _BITS = {"q8_0": 8, "q4_0": 4}
@@ -33,20 +35,21 @@ Sums = dict[tuple[int, int], Var]
 
 
 class KVType:
-    """A format of keys or values; ``name`` is that of the number format it stores."""
+    """A format of keys or values; ``name`` is that of the number format it stores, ``block`` how
+    many tokens lie together."""
 
     has_scales = False
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, block: int) -> None:
+        self.name, self.block = name, block
         self.bytes = by_name(name).row_bytes(GROUP)  # of 32 elements
 
     def __repr__(self) -> str:
         return f"<KVType {self.name}>"
 
     def head_bytes(self, dim: int) -> int:
-        """Bytes of one head's block: BLOCK tokens of ``dim`` elements."""
-        return dim * self.bytes * BLOCK // GROUP
+        """Bytes of one head's block: tokens of ``dim`` elements."""
+        return dim * self.bytes * self.block // GROUP
 
     # ---- kernels --------------------------------------------------------------------------------
 
@@ -68,7 +71,7 @@ class KVType:
         self, e: Emitter, block: Value, dim: int, weights: list[Value], sums: Sums,
         following: Value | None,
     ) -> None:  # fmt: skip
-        """Add to sums [row, first column] a block of values times each row's weights [BLOCK]."""
+        """Add to sums [row, first column] a block of values times each row's weights [block]."""
         raise NotImplementedError
 
     # ---- numpy ----------------------------------------------------------------------------------
@@ -76,21 +79,21 @@ class KVType:
     def rows(
         self, pool: NDArray[np.uint8], n_heads: int, dim: int, is_keys: bool
     ) -> NDArray[np.uint8]:
-        """Blocks of a pool as rows of the number format: uint8 [n_blocks * BLOCK, row bytes]."""
+        """Blocks of a pool as rows of the number format: uint8 [n_blocks * block, row bytes]."""
         raise NotImplementedError
 
     def values(
         self, pool: NDArray[np.uint8], n_heads: int, dim: int, is_keys: bool
     ) -> NDArray[np.float32]:
-        """What attention sees of blocks: float32 [n_blocks * BLOCK, n_heads * dim]."""
+        """What attention sees of blocks: float32 [n_blocks * block, n_heads * dim]."""
         return by_name(self.name).dequantize(self.rows(pool, n_heads, dim, is_keys))
 
 
 class _Plain(KVType):
     """f32 and f16."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, block: int) -> None:
+        super().__init__(name, block)
         self.size = self.bytes // GROUP
 
     def _load(self, e: Emitter, address: Value) -> Value:
@@ -103,7 +106,9 @@ class _Plain(KVType):
         for i in range(0, dim, e.lanes):
             stored = self._stored(e, e.f32(x + 4 * i))
             for lane in range(e.lanes):
-                e.store(stored[lane], block + place * self.size + (i + lane) * BLOCK * self.size)
+                e.store(
+                    stored[lane], block + place * self.size + (i + lane) * self.block * self.size
+                )
 
     def store_value(self, e: Emitter, x: Value, block: Value, place: Value, dim: int) -> None:
         at = block + place * (dim * self.size)
@@ -113,12 +118,12 @@ class _Plain(KVType):
     def products(
         self, e: Emitter, block: Value, dim: int, queries: list[Value], following: Value | None
     ) -> Sums:
-        parts = range(BLOCK // e.lanes)
+        parts = range(self.block // e.lanes)
         sums = {(r, p): e.var(e.zeros()) for r in range(len(queries)) for p in parts}
         with e.loop(dim) as d:
-            line = block + d * (BLOCK * self.size)
+            line = block + d * (self.block * self.size)
             column = [self._load(e, line + p * e.lanes * self.size) for p in parts]
-            _ask(e, following, d, BLOCK * self.size)
+            _ask(e, following, d, self.block * self.size)
             for r, query in enumerate(queries):
                 x = e.broadcast(F32, query + d * 4)
                 for p in parts:
@@ -130,7 +135,7 @@ class _Plain(KVType):
         following: Value | None,
     ) -> None:  # fmt: skip
         columns = sorted({c for _, c in sums})
-        with e.loop(BLOCK) as t:
+        with e.loop(self.block) as t:
             line = block + t * (dim * self.size)
             _ask(e, following, t, dim * self.size)
             part = {c: self._load(e, line + c * self.size) for c in columns}
@@ -143,10 +148,10 @@ class _Plain(KVType):
         self, pool: NDArray[np.uint8], n_heads: int, dim: int, is_keys: bool
     ) -> NDArray[np.uint8]:
         if is_keys:
-            blocks = pool.reshape(-1, n_heads, dim, BLOCK, self.size).transpose(0, 3, 1, 2, 4)
+            blocks = pool.reshape(-1, n_heads, dim, self.block, self.size).transpose(0, 3, 1, 2, 4)
         else:
-            blocks = pool.reshape(-1, n_heads, BLOCK, dim, self.size).transpose(0, 2, 1, 3, 4)
-        return blocks.reshape(len(blocks) * BLOCK, -1)
+            blocks = pool.reshape(-1, n_heads, self.block, dim, self.size).transpose(0, 2, 1, 3, 4)
+        return blocks.reshape(len(blocks) * self.block, -1)
 
 
 class _Scaled(KVType):
@@ -154,9 +159,10 @@ class _Scaled(KVType):
 
     has_scales = True
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, block: int) -> None:
+        super().__init__(name, block)
         self.bits = _BITS[name]
+        self.scales = 2 * block  # bytes of a tile's scales
         self.tile_bytes = self.head_bytes(GROUP)
         self.lines = GROUP * self.bits // 8  # bytes of a token's codes in a tile
 
@@ -167,7 +173,7 @@ class _Scaled(KVType):
             e.store(scale, tile + place * 2)
             for i, vector in enumerate(codes):
                 for lane in range(vector.n):
-                    at = _SCALES + (i * vector.n + lane) * BLOCK
+                    at = self.scales + (i * vector.n + lane) * self.block
                     e.store(vector[lane], tile + place + at)
 
     def store_value(self, e: Emitter, x: Value, block: Value, place: Value, dim: int) -> None:
@@ -176,7 +182,7 @@ class _Scaled(KVType):
             tile = block + g * self.tile_bytes
             e.store(scale, tile + place * 2)
             for i, vector in enumerate(codes):
-                e.store(vector, tile + place * self.lines + (_SCALES + i * vector.n))
+                e.store(vector, tile + place * self.lines + (self.scales + i * vector.n))
 
     def _quantized(self, e: Emitter, x: Value) -> tuple[Value, list[Value]]:
         """The scale (f16) of 32 floats, and vectors of their bytes of codes in order."""
@@ -229,14 +235,14 @@ class _Scaled(KVType):
     def products(
         self, e: Emitter, block: Value, dim: int, queries: list[Value], following: Value | None
     ) -> Sums:
-        n_lines, parts = self.lines, range(BLOCK // e.lanes)
+        n_lines, parts = self.lines, range(self.block // e.lanes)
         pairs = [(r, p) for r in range(len(queries)) for p in parts]
         totals = {pair: e.var(e.zeros()) for pair in pairs}
         with e.loop(dim // GROUP) as g:
             tile, first = block + g * self.tile_bytes, g * (4 * GROUP)
             sums = {pair: e.var(e.zeros()) for pair in pairs}
             with e.loop(n_lines) as i:
-                line = tile + _SCALES + i * BLOCK
+                line = tile + self.scales + i * self.block
                 _ask(e, following, g * n_lines + i, self.tile_bytes // n_lines)
                 for is_high in (False, True)[: GROUP // n_lines]:
                     column = [self._codes(e, line + p * e.lanes, is_high) for p in parts]
@@ -256,19 +262,19 @@ class _Scaled(KVType):
     ) -> None:  # fmt: skip
         columns = sorted({c for _, c in sums})
         groups = sorted({c // GROUP for c in columns})
-        scaled = e.stack(4 * BLOCK * len(groups) * len(weights))  # [row][group][BLOCK]
+        scaled = e.stack(4 * self.block * len(groups) * len(weights))  # [row][group][block]
         at = {
-            (r, g): scaled + 4 * BLOCK * (r * len(groups) + k)
+            (r, g): scaled + 4 * self.block * (r * len(groups) + k)
             for r in range(len(weights))
             for k, g in enumerate(groups)
         }
         for g in groups:
-            for p in range(0, BLOCK, e.lanes):
+            for p in range(0, self.block, e.lanes):
                 scale = e.load_f16(block + (g * self.tile_bytes + 2 * p), e.lanes)
                 for r, row in enumerate(weights):
                     e.store(e.f32(row + 4 * p) * scale, at[r, g] + 4 * p)
-        with e.loop(BLOCK) as t:
-            _ask(e, following, t, self.head_bytes(dim) // BLOCK)
+        with e.loop(self.block) as t:
+            _ask(e, following, t, self.head_bytes(dim) // self.block)
             part = {c: self._codes(e, *self._place(block, t, c)) for c in columns}
             for r in range(len(weights)):
                 for g in groups:
@@ -281,22 +287,22 @@ class _Scaled(KVType):
         g, i = divmod(column, GROUP)
         is_high = i >= self.lines
         line = block + t * self.lines
-        return line + (g * self.tile_bytes + _SCALES + i - self.lines * is_high), is_high
+        return line + (g * self.tile_bytes + self.scales + i - self.lines * is_high), is_high
 
     def rows(
         self, pool: NDArray[np.uint8], n_heads: int, dim: int, is_keys: bool
     ) -> NDArray[np.uint8]:
         tiles = pool.reshape(-1, n_heads, dim // GROUP, self.tile_bytes)
-        scales = tiles[..., :_SCALES].reshape(*tiles.shape[:3], BLOCK, 2)
-        codes = tiles[..., _SCALES:]
+        scales = tiles[..., : self.scales].reshape(*tiles.shape[:3], self.block, 2)
+        codes = tiles[..., self.scales :]
         if is_keys:
-            codes = codes.reshape(*tiles.shape[:3], self.lines, BLOCK).swapaxes(-1, -2)
+            codes = codes.reshape(*tiles.shape[:3], self.lines, self.block).swapaxes(-1, -2)
         else:
-            codes = codes.reshape(*tiles.shape[:3], BLOCK, self.lines)
+            codes = codes.reshape(*tiles.shape[:3], self.block, self.lines)
         if self.bits == 4:
             codes = codes ^ np.uint8(0x88)  # signed to biased, as the number format has them
         blocks = np.concatenate([scales, codes], axis=-1).transpose(0, 3, 1, 2, 4)
-        return blocks.reshape(len(blocks) * BLOCK, -1)
+        return blocks.reshape(len(blocks) * self.block, -1)
 
 
 def _ask(e: Emitter, block: Value | None, row: Value, row_bytes: int) -> None:
@@ -305,6 +311,13 @@ def _ask(e: Emitter, block: Value | None, row: Value, row_bytes: int) -> None:
             e.prefetch(block + row * row_bytes + line)
 
 
-KV_TYPES: dict[str, KVType] = {
-    kind.name: kind for kind in (_Plain("f32"), _Plain("f16"), _Scaled("q8_0"), _Scaled("q4_0"))
-}
+_FORMATS: dict[str, type[KVType]] = {
+    "f32": _Plain, "f16": _Plain, "q8_0": _Scaled, "q4_0": _Scaled,
+}  # fmt: skip
+KV_TYPES = tuple(_FORMATS)
+
+
+@cache
+def kv_type(name: str, block: int = BLOCK) -> KVType:
+    """A format by name; the same object for the same block."""
+    return _FORMATS[name](name, block)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from edgellm.kernels.cpu import attention
 from edgellm.kernels.cpu.attention import AttentionShape
 from edgellm.kernels.cpu.inputs import AttentionGroup
-from edgellm.kernels.cpu.kv_types import GROUP, KV_TYPES
+from edgellm.kernels.cpu.kv_types import GROUP, kv_type
 from edgellm.kernels.cpu.lower_rows import rotate
 from edgellm.kernels.cpu.lowering import Lowering, ProgramError, check_vectors
 from edgellm.kernels.cpu.stages import Argument, Buffer
@@ -25,8 +25,8 @@ def shape_of(p: Program, op: Op) -> AttentionShape:
         window, sinks = ring, p.limits.sinks
     return AttentionShape(
         a["n_heads"], a["n_kv_heads"], a["head_dim"], a["v_dim"], a["scale"], window,
-        KV_TYPES[p.limits.k_type], KV_TYPES[p.limits.v_type], sinks, a["softcap"],
-        "sinks" in op.weights, a["causal"],
+        kv_type(p.limits.k_type, p.limits.block), kv_type(p.limits.v_type, p.limits.block), sinks,
+        a["softcap"], "sinks" in op.weights, a["causal"],
     )  # fmt: skip
 
 

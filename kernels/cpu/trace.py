@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels import reference
-from edgellm.kernels.cpu.attention import BLOCK
 from edgellm.kernels.cpu.inputs import AttentionGroup
 from edgellm.kernels.cpu.program import Program
 from edgellm.kernels.cpu.weights import ReadInto
@@ -98,9 +97,9 @@ def _attention(
     """The op for every sequence of the step, with keys and values as the cache holds them."""
     out = np.empty((len(q), op.output.dim), np.float32)
     for row, n, first, table_row in spans:
-        places = -(-(first + n) // BLOCK)
-        blocks = group.table[table_row, :places]
         shape = group.shape
+        places = -(-(first + n) // shape.block)
+        blocks = group.table[table_row, :places]
         pools = (
             (shape.k_type, group.keys[layer], shape.head_dim, True),
             (shape.v_type, group.values[layer], shape.v_dim, False),

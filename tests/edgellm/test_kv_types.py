@@ -27,7 +27,7 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 
 
 def test_names_are_the_same_in_every_layer() -> None:
-    assert tuple(KV_TYPES) == CACHE_TYPES
+    assert KV_TYPES == CACHE_TYPES
 
 
 @pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "f32")])

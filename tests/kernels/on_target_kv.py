@@ -15,7 +15,7 @@ from samples import nmse
 
 from edgellm.kernels.cpu import attention
 from edgellm.kernels.cpu.attention import AttentionShape
-from edgellm.kernels.cpu.kv_types import BLOCK, KV_TYPES, KVType
+from edgellm.kernels.cpu.kv_types import BLOCK, KV_TYPES, KVType, kv_type
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.quant import by_name
 
@@ -61,7 +61,7 @@ def stored(kind: KVType, k: NDArray[np.float32], v: NDArray[np.float32]):  # typ
 def test_the_cache_holds_the_bits_of_the_number_format(name: str) -> None:
     """As ``quant`` encodes a row and as gguf-py does; blocks take no more than the format."""
     k, v = rows(1000, HEADS * DIM, 1), rows(1000, HEADS * V_DIM, 2)
-    for x, found in zip((k, v), stored(KV_TYPES[name], k, v), strict=True):
+    for x, found in zip((k, v), stored(kv_type(name), k, v), strict=True):
         assert np.array_equal(found, by_name(name).quantize(x))
         reference = gguf.quants.quantize(x, gguf.GGMLQuantizationType(by_name(name).id))
         assert np.array_equal(found, reference.view(np.uint8).reshape(found.shape))
@@ -73,7 +73,7 @@ def test_numbers_that_are_not_finite_stay_so(name: str) -> None:
     k, v = rows(8, HEADS * DIM, 1), rows(8, HEADS * V_DIM, 2)
     for x in (k, v):
         x[0, 5], x[1, 40], x[2, 3] = np.nan, np.inf, 1e30
-    for found, first in zip(stored(KV_TYPES[name], k, v), (k, v), strict=True):
+    for found, first in zip(stored(kv_type(name), k, v), (k, v), strict=True):
         values = by_name(name).dequantize(found).reshape(len(first), -1, 32)
         assert not np.isfinite(values[0, 0]).any() and np.isfinite(values[0, 1:]).all()
         assert not np.isfinite(values[1, 1]).any() and not np.isfinite(values[2, 0, 3])

@@ -16,9 +16,9 @@ from edgellm.kernels import reference
 from edgellm.kernels.cpu import activations, attention, elementwise, linear, norms, peaks
 from edgellm.kernels.cpu.activations import PLAIN
 from edgellm.kernels.cpu.arm_features import features_of
-from edgellm.kernels.cpu.attention import BLOCK, PIECE, AttentionShape
+from edgellm.kernels.cpu.attention import PIECE, AttentionShape
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits
-from edgellm.kernels.cpu.kv_types import KV_TYPES
+from edgellm.kernels.cpu.kv_types import BLOCK, kv_type
 from edgellm.kernels.cpu.layouts import LAYOUTS
 from edgellm.kernels.cpu.targets import TARGETS
 from edgellm.kernels.cpu.vector import Emitter, Value
@@ -172,7 +172,7 @@ class TestAttention:
         """A prompt longer than a piece, then one token, whose pieces are merged."""
         n, heads, kv_heads, dim = PIECE + 45, 4, 2, 64
         shape = AttentionShape(
-            heads, kv_heads, dim, dim, 0.2, window, KV_TYPES[k_type], KV_TYPES[v_type]
+            heads, kv_heads, dim, dim, 0.2, window, kv_type(k_type), kv_type(v_type)
         )
         limits = Limits(1, n, 1, 2, 512, 512 // BLOCK, k_type, v_type)
         group = AttentionGroup(shape, limits, np.zeros(1, np.int64))
@@ -218,7 +218,7 @@ class TestAttention:
             type_v=v_type,  # type: ignore
         )
         for kind, rows, pool, is_keys in (
-            (KV_TYPES[k_type], k, keys, True), (KV_TYPES[v_type], v, values, False)
+            (kv_type(k_type), k, keys, True), (kv_type(v_type), v, values, False)
         ):  # fmt: skip
             held = kind.rows(pool.reshape(512 // BLOCK, -1)[group.table[0]], kv_heads, dim, is_keys)
             assert np.array_equal(held[:n], by_name(kind.name).quantize(rows))
