@@ -6,9 +6,10 @@ what it generates takes room as it comes, and when none is left the worst runnin
 then by age) is *preempted*: it loses its place and goes to the front of the queue with the tokens
 it has. What was computed of it stays in the cache for as long as nobody needs the room.
 
-There are two lanes. Interactive requests go before batch requests and may take a seat from one.
-Neither starves: whoever has waited for ``max_wait`` goes next, and the batch lane gets at least
-``batch_share`` of the tokens.
+There are two lanes. Interactive requests go before batch requests and may take a seat from one. The
+batch lane does not starve: it gets at least ``batch_share`` of the tokens. A request's age counts
+only within its lane; if it counted between them, a flood of old batch requests would go before
+everybody who waits at a screen.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ class SchedulerConfig:
     prefill_share: float = 1.0
     step_seconds: float = 0.15
     stretch: float = 1.9
-    max_wait: float = 10.0  # seconds
     batch_share: float = 0.1
     max_preemptions: int = 16
 
@@ -165,8 +165,9 @@ class Scheduler:
             total = min(config.max_num_batched_tokens, config.step_tokens)
         else:
             seconds = config.step_seconds
-            if any(s.lane == 0 for s in decoding):
-                # others read along: their step may become longer by a factor
+            if any(s.options.lane == 0 for s in decoding):
+                # people read along: their step may become longer by a factor
+                # (options.lane: nobody reads what a promoted batch request generates)
                 seconds = (config.stretch - 1) * self._time.decode(n_decode)
             n = max(_TILE, self._time.n_prefill(seconds) // _TILE * _TILE)
             total = min(n_decode + n, config.step_tokens)
@@ -227,7 +228,7 @@ class Scheduler:
             return None
         self._lanes[sequence.lane].popleft()
         if sequence.options.lane and not sequence.is_promoted:
-            sequence.is_promoted = self._is_owed() or self._has_aged(sequence)
+            sequence.is_promoted = self._is_owed()
         if not sequence.started:
             sequence.started = self._clock()
             sequence.n_cached = sequence.n_computed
@@ -247,13 +248,7 @@ class Scheduler:
         heads = [lane[0] for lane in self._lanes if lane]
         if len(heads) < 2:
             return heads[0] if heads else None
-        aged = [head for head in heads if self._has_aged(head)]
-        if aged:
-            return min(aged, key=lambda s: s.number)
         return heads[1] if self._is_owed() else heads[0]
-
-    def _has_aged(self, sequence: Sequence) -> bool:
-        return self._clock() - sequence.arrived >= self.config.max_wait
 
     def _is_owed(self) -> bool:
         """Whether the batch lane has had less than its share of late."""
