@@ -142,16 +142,24 @@ class Scheduler:
             if sequence.n_waiting == 1 and sequence.row >= 0:
                 self._grant(sequence, 1, batch)
         budget = self._prefill_budget(list(batch))
-        for sequence in list(self.running):
-            if sequence.row >= 0 and sequence not in batch and sequence.n_waiting and budget > 0:
-                budget -= self._grant(sequence, self._chunk(sequence, budget), batch)
+        # an interactive request that waits goes before prompts of the batch lane that are under way
+        first = [s for s in self.running if s.lane == 0 or not self._lanes[0]]
+        budget = self._prefill(first, budget, batch)
         while budget > 0 and not self._has_preempted:
             admitted = self._admit(batch)
             if admitted is None:
                 break
             budget -= self._grant(admitted, self._chunk(admitted, budget), batch)
+        self._prefill(list(self.running), budget, batch)
         self._account(batch)
         return batch
+
+    def _prefill(self, prompts: list[Sequence], budget: int, batch: dict[Sequence, int]) -> int:
+        """Let prompts that are under way take what they can; returns what is left."""
+        for sequence in prompts:
+            if sequence.row >= 0 and sequence not in batch and sequence.n_waiting and budget > 0:
+                budget -= self._grant(sequence, self._chunk(sequence, budget), batch)
+        return budget
 
     def _release_forks_of_computed(self, sequence: Sequence) -> None:
         if sequence.forks and sequence.n_computed >= sequence.n_prompt:
@@ -221,10 +229,9 @@ class Scheduler:
         if sequence.is_cancelled or _expired(sequence, self._clock()):
             self._next_look = 0.0  # it goes before the next step
             return None
-        if len(self.running) >= self.config.max_num_seqs or not self._cache.admit(
-            sequence, self._reserve()
+        if not self._seat(sequence) and not (
+            self._make_way(sequence, batch) and self._seat(sequence)
         ):
-            self._make_way(sequence, batch)
             return None
         self._lanes[sequence.lane].popleft()
         if sequence.options.lane and not sequence.is_promoted:
@@ -236,6 +243,11 @@ class Scheduler:
             self._begun.append(sequence)
         self._insert(sequence)
         return sequence
+
+    def _seat(self, sequence: Sequence) -> bool:
+        """A row and room, if there are any."""
+        is_full = len(self.running) >= self.config.max_num_seqs
+        return not is_full and self._cache.admit(sequence, self._reserve())
 
     def _insert(self, sequence: Sequence) -> None:
         order = (sequence.lane, sequence.number)
@@ -254,13 +266,15 @@ class Scheduler:
         """Whether the batch lane has had less than its share of late."""
         return self._served[1] < self.config.batch_share * sum(self._served)
 
-    def _make_way(self, sequence: Sequence, batch: dict[Sequence, int]) -> None:
-        """An interactive request takes the seat of a running batch request."""
+    def _make_way(self, sequence: Sequence, batch: dict[Sequence, int]) -> bool:
+        """An interactive request takes the seat of a running batch request, if there is one."""
         worst = self.running[-1] if self.running else None
         if sequence.options.lane or worst is None or worst.lane == 0:
-            return
-        if worst.n_preempted < self.config.max_preemptions:
-            self._preempt(worst, "priority", batch)
+            return False
+        if worst.n_preempted >= self.config.max_preemptions:
+            return False
+        self._preempt(worst, "priority", batch)
+        return True
 
     def _reserve(self) -> list[int]:
         """Blocks of each group that running sequences will need for what they know, and one more

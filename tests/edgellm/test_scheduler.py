@@ -274,6 +274,22 @@ def test_the_batch_lane_gets_its_share_beside_a_crowd_that_is_older() -> None:
     assert 0.08 <= tokens[0] / sum(tokens) <= 0.3
 
 
+def test_an_interactive_request_goes_before_batch_prompts_under_way() -> None:
+    engine = Engine(max_seqs=2)
+    long = engine.add(request([1] * 90, priority="batch"))
+    engine.step()
+    asked = engine.add(request([9] * 5))
+    assert engine.step() == {asked: 5, long: 11}
+
+
+def test_an_interactive_request_is_computed_in_the_step_that_gives_it_a_seat() -> None:
+    engine = Engine(max_seqs=2)
+    old, new = (engine.add(request([i], n_output=90, priority="batch")) for i in range(2))
+    engine.step()
+    asked = engine.add(request([9] * 5))
+    assert engine.step() == {old: 1, asked: 5} and new.n_preempted == 1
+
+
 def test_what_a_promoted_batch_request_generates_slows_no_prompt_down() -> None:
     """Nobody reads along, so a step may take its whole time."""
     engine = Engine(max_num_batched_tokens=None, step_seconds=1.0)
