@@ -6,9 +6,10 @@ what it generates takes room as it comes, and when none is left the worst runnin
 then by age) is *preempted*: it loses its place and goes to the front of the queue with the tokens
 it has. What was computed of it stays in the cache for as long as nobody needs the room.
 
-There are two lanes. Interactive requests go before batch requests and may take a seat from one.
-Neither starves: whoever has waited for ``max_wait`` goes next, and the batch lane gets at least
-``batch_share`` of the tokens.
+There are two lanes. Interactive requests go before batch requests and may take a seat from one. The
+batch lane does not starve: it gets at least ``batch_share`` of the tokens. A request's age counts
+only within its lane; if it counted between them, a flood of old batch requests would go before
+everybody who waits at a screen.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ class SchedulerConfig:
     prefill_share: float = 1.0
     step_seconds: float = 0.15
     stretch: float = 1.9
-    max_wait: float = 10.0  # seconds
     batch_share: float = 0.1
     max_preemptions: int = 16
 
@@ -142,16 +142,24 @@ class Scheduler:
             if sequence.n_waiting == 1 and sequence.row >= 0:
                 self._grant(sequence, 1, batch)
         budget = self._prefill_budget(list(batch))
-        for sequence in list(self.running):
-            if sequence.row >= 0 and sequence not in batch and sequence.n_waiting and budget > 0:
-                budget -= self._grant(sequence, self._chunk(sequence, budget), batch)
+        # an interactive request that waits goes before prompts of the batch lane that are under way
+        first = [s for s in self.running if s.lane == 0 or not self._lanes[0]]
+        budget = self._prefill(first, budget, batch)
         while budget > 0 and not self._has_preempted:
             admitted = self._admit(batch)
             if admitted is None:
                 break
             budget -= self._grant(admitted, self._chunk(admitted, budget), batch)
+        self._prefill(list(self.running), budget, batch)
         self._account(batch)
         return batch
+
+    def _prefill(self, prompts: list[Sequence], budget: int, batch: dict[Sequence, int]) -> int:
+        """Let prompts that are under way take what they can; returns what is left."""
+        for sequence in prompts:
+            if sequence.row >= 0 and sequence not in batch and sequence.n_waiting and budget > 0:
+                budget -= self._grant(sequence, self._chunk(sequence, budget), batch)
+        return budget
 
     def _release_forks_of_computed(self, sequence: Sequence) -> None:
         if sequence.forks and sequence.n_computed >= sequence.n_prompt:
@@ -165,8 +173,9 @@ class Scheduler:
             total = min(config.max_num_batched_tokens, config.step_tokens)
         else:
             seconds = config.step_seconds
-            if any(s.lane == 0 for s in decoding):
-                # others read along: their step may become longer by a factor
+            if any(s.options.lane == 0 for s in decoding):
+                # people read along: their step may become longer by a factor
+                # (options.lane: nobody reads what a promoted batch request generates)
                 seconds = (config.stretch - 1) * self._time.decode(n_decode)
             n = max(_TILE, self._time.n_prefill(seconds) // _TILE * _TILE)
             total = min(n_decode + n, config.step_tokens)
@@ -220,14 +229,13 @@ class Scheduler:
         if sequence.is_cancelled or _expired(sequence, self._clock()):
             self._next_look = 0.0  # it goes before the next step
             return None
-        if len(self.running) >= self.config.max_num_seqs or not self._cache.admit(
-            sequence, self._reserve()
+        if not self._seat(sequence) and not (
+            self._make_way(sequence, batch) and self._seat(sequence)
         ):
-            self._make_way(sequence, batch)
             return None
         self._lanes[sequence.lane].popleft()
         if sequence.options.lane and not sequence.is_promoted:
-            sequence.is_promoted = self._is_owed() or self._has_aged(sequence)
+            sequence.is_promoted = self._is_owed()
         if not sequence.started:
             sequence.started = self._clock()
             sequence.n_cached = sequence.n_computed
@@ -235,6 +243,11 @@ class Scheduler:
             self._begun.append(sequence)
         self._insert(sequence)
         return sequence
+
+    def _seat(self, sequence: Sequence) -> bool:
+        """A row and room, if there are any."""
+        is_full = len(self.running) >= self.config.max_num_seqs
+        return not is_full and self._cache.admit(sequence, self._reserve())
 
     def _insert(self, sequence: Sequence) -> None:
         order = (sequence.lane, sequence.number)
@@ -247,25 +260,21 @@ class Scheduler:
         heads = [lane[0] for lane in self._lanes if lane]
         if len(heads) < 2:
             return heads[0] if heads else None
-        aged = [head for head in heads if self._has_aged(head)]
-        if aged:
-            return min(aged, key=lambda s: s.number)
         return heads[1] if self._is_owed() else heads[0]
-
-    def _has_aged(self, sequence: Sequence) -> bool:
-        return self._clock() - sequence.arrived >= self.config.max_wait
 
     def _is_owed(self) -> bool:
         """Whether the batch lane has had less than its share of late."""
         return self._served[1] < self.config.batch_share * sum(self._served)
 
-    def _make_way(self, sequence: Sequence, batch: dict[Sequence, int]) -> None:
-        """An interactive request takes the seat of a running batch request."""
+    def _make_way(self, sequence: Sequence, batch: dict[Sequence, int]) -> bool:
+        """An interactive request takes the seat of a running batch request, if there is one."""
         worst = self.running[-1] if self.running else None
         if sequence.options.lane or worst is None or worst.lane == 0:
-            return
-        if worst.n_preempted < self.config.max_preemptions:
-            self._preempt(worst, "priority", batch)
+            return False
+        if worst.n_preempted >= self.config.max_preemptions:
+            return False
+        self._preempt(worst, "priority", batch)
+        return True
 
     def _reserve(self) -> list[int]:
         """Blocks of each group that running sequences will need for what they know, and one more
