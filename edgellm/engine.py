@@ -26,6 +26,7 @@ from edgellm.metrics import Metrics
 from edgellm.request import Request, Stream
 from edgellm.request_options import RequestOptions
 from edgellm.sampling_params import SamplingParams
+from edgellm.sequence import Sequence
 
 _SHORT = 2000  # characters (or ids): what is not longer is tokenized where it is asked for
 # Seconds. A step is many short calls of Python; beside a busy thread each would wait for 5 ms.
@@ -150,6 +151,27 @@ class AsyncLLM:
     def n_open(self) -> int:
         """Requests that wait or run."""
         return self._thread.n_open
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Choices that are being computed, at this moment."""
+        return list(self.llm.scheduler.running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Choices that have not been begun, or wait to go on."""
+        return self.llm.scheduler.n_waiting
+
+    @property
+    def n_queued_tokens(self) -> int:
+        """Tokens of all that wait."""
+        return self.llm.scheduler.n_waiting_tokens
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the cache's blocks that requests hold, of the fullest group of layers."""
+        groups = self.llm.runner.cache.groups
+        return max((g.pool.n_held / g.n_blocks for g in groups), default=0.0)
 
     @property
     def is_alive(self) -> bool:

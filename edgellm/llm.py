@@ -48,7 +48,7 @@ from edgellm.pooling import pool, pooling_of
 from edgellm.quant.gguf import GGUF
 from edgellm.request_options import RequestOptions
 from edgellm.runner import Run, Runner
-from edgellm.sampling import Sampler, SamplingParams, resolve_bias
+from edgellm.sampling import Sampler, SamplingParams, log_softmax_top, resolve_bias
 from edgellm.scheduler import Scheduler, SchedulerConfig
 from edgellm.sequence import Completion, Piece, Sequence, completion_of
 from edgellm.step_time import StepTime
@@ -61,7 +61,11 @@ _kernels = store.KernelStore()  # machine code is shared by all models of the pr
 
 
 class ContextFull(EdgeLLMError):
-    """A prompt does not fit into the context."""
+    """A prompt of ``n_prompt`` tokens does not fit into the context of ``n_ctx``."""
+
+    def __init__(self, message: str, n_prompt: int, n_ctx: int) -> None:
+        super().__init__(message)
+        self.n_prompt, self.n_ctx = n_prompt, n_ctx
 
 
 Prompt = str | list[int]
@@ -377,6 +381,43 @@ class LLM:
                 runner.cache.release(sequence)
         return out
 
+    def score(
+        self, token_ids: list[int], n_top: int
+    ) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
+        """What the model thinks of a text: for each token its log-probability behind those before
+        it (None for the first) and the ``n_top`` most likely ones. Other requests go on meanwhile.
+        """
+        self._check_generates()
+        sequence = self.sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
+        tokens = sequence.tokens
+        found: list[tuple[int, float | None, list[tuple[int, float]]]] = [(tokens[0], None, [])]
+        with self._turn():
+            if not self._ready().cache.admit(sequence, reuse=False):
+                raise EngineError("No room for another sequence; try again later.")
+        try:
+            for start in range(0, len(tokens) - 1, LOGITS_TOKENS):
+                n = min(LOGITS_TOKENS, len(tokens) - 1 - start)
+                with self._turn():
+                    rows = self._forward([Run(sequence, n, "all")])
+                    scored = [
+                        log_softmax_top(row, tokens[start + i + 1], n_top)
+                        for i, row in enumerate(rows)
+                    ]
+                found += [
+                    (tokens[start + i + 1], logprob, best)
+                    for i, (logprob, best) in enumerate(scored)
+                ]
+        finally:
+            with self._turn():
+                if self._runner is not None:
+                    self._runner.cache.release(sequence)
+        return found
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model makes embeddings instead of text."""
+        return not self._graph.is_causal
+
     def embed(self, prompts: Any) -> NDArray[np.float32]:
         """What an encoder makes of a text (or token ids): float32 [n_embd] of length 1, or
         [n, n_embd] of a list of them."""
@@ -498,6 +539,10 @@ class LLM:
         return self._runner is not None and self._runner.program.team.is_alive
 
     @property
+    def scheduler(self) -> Scheduler:
+        return self._loop.scheduler
+
+    @property
     def runner(self) -> Runner:
         """What computes steps: for measurements while no request runs (see edgellm.steps)."""
         return self._ready()
@@ -604,8 +649,9 @@ class LLM:
         if len(tokens) > self.max_positions:
             raise ContextFull(
                 f"The prompt has {len(tokens)} tokens and the context {self.max_positions}: "
-                "shorten it or ask for a larger context (-c)."
-            )
+                "shorten it or ask for a larger context (-c).",
+                len(tokens), self.max_positions,
+            )  # fmt: skip
         return tokens
 
     def _marks(self, tokens: list[int], n: int) -> frozenset[int]:
@@ -643,7 +689,10 @@ class LLM:
         wanted = first.params.max_tokens
         most = self.max_positions if wanted is None else first.n_prompt + wanted
         if not self._ready().cache.fits(min(most, self.max_positions)):
-            raise ContextFull("The request can never fit into the key-value cache (-c).")
+            raise ContextFull(
+                "The request can never fit into the key-value cache (-c).",
+                first.n_prompt, self.max_positions,
+            )  # fmt: skip
         return choices
 
     def enqueue(self, choices: list[Sequence]) -> None:

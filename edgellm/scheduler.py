@@ -99,6 +99,10 @@ class Scheduler:
     def n_waiting(self) -> int:
         return sum(map(len, self._lanes))
 
+    @property
+    def n_waiting_tokens(self) -> int:
+        return sum(len(s.tokens) for lane in self._lanes for s in list(lane))
+
     def _release_forks(self, sequence: Sequence) -> None:
         for fork in reversed(sequence.forks):
             self._lanes[fork.lane].appendleft(fork)

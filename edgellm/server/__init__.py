@@ -1,0 +1,1 @@
+"""`edgellm serve`: an OpenAI-style HTTP server around AsyncLLM (extra `server`)."""

@@ -1,0 +1,219 @@
+"""/v1/completions: texts or token ids to go on with, and what the model thinks of a text (echo)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from edgellm.llm import LLM
+from edgellm.request import Request
+from edgellm.sequence import Piece
+from edgellm.server import sse
+from edgellm.server.body import read
+from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.parameters import check_n, request_options, sampling_params
+from edgellm.server.replies import finish_reason, new_id, timings
+from edgellm.server.schemas import CompletionRequest
+from edgellm.server.service import Service, aborted_on_disconnect, in_thread
+
+_MOST_PROMPTS = 256
+_DEFAULT_TOKENS = 16  # OpenAI's
+Scored = list[tuple[int, float | None, list[tuple[int, float]]]]  # token, logprob, alternatives
+
+
+def prompts_of(body: CompletionRequest, llm: LLM) -> list[list[int]]:
+    """Token ids of every prompt."""
+    given: Any = body.prompt
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    if not given:
+        raise ApiError(400, "prompt: at least one is needed.", param="prompt")
+    if len(given) > _MOST_PROMPTS:
+        raise ApiError(400, f"prompt: at most {_MOST_PROMPTS} at once.", param="prompt")
+    found = []
+    for i, prompt in enumerate(given):
+        tokens = llm.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise ApiError(400, f"prompt.{i}: it is empty.", param="prompt")
+        if any(token >= llm.n_vocab for token in tokens):
+            raise ApiError(
+                400, f"prompt.{i}: the vocabulary has {llm.n_vocab} tokens.", param="prompt"
+            )
+        found.append(tokens)
+    return found
+
+
+class _Legacy:
+    """The arrays of OpenAI's first completions: tokens, their logprobs, offsets in the text."""
+
+    def __init__(self, llm: LLM, n_top: int, offset: int = 0) -> None:
+        self._llm, self._n_top, self._offset = llm, n_top, offset
+
+    def arrays(self, scored: Scored) -> dict[str, Any]:
+        texts = [self._text(token) for token, _, _ in scored]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        top = [
+            None if logprob is None else {self._text(t): p for t, p in best[: self._n_top]}
+            for _, logprob, best in scored
+        ]
+        return {
+            "tokens": texts,
+            "token_logprobs": [logprob for _, logprob, _ in scored],
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        return self._llm.tokenizer.piece(token, special=True).decode("utf-8", "replace")
+
+
+def _scored(pieces: list[Piece]) -> Scored:
+    return [(p.token, p.logprob, list(p.top_logprobs)) for p in pieces if p.token is not None]
+
+
+class _Answer:
+    """One completion request, of one or several prompts."""
+
+    def __init__(
+        self, service: Service, body: CompletionRequest, model: str, prompts: list[list[int]],
+        requests: list[Request], echoed: list[Scored],
+    ) -> None:  # fmt: skip
+        self._llm, self._body, self._prompts = service.engine.llm, body, prompts
+        self._requests, self._echoed = requests, echoed
+        self._head = {"id": new_id("cmpl-"), "object": "text_completion",
+                      "created": int(time.time()), "model": model}  # fmt: skip
+
+    def _echo(self, i: int) -> str:
+        return self._llm.detokenize(self._prompts[i]) if self._body.echo else ""
+
+    async def whole(self) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        for i in range(len(self._prompts)):
+            before = self._echoed[i] if self._echoed else []
+            if not self._requests:
+                choices.append(self._choice(len(choices), self._echo(i), before, "length"))
+                continue
+            request = self._requests[i]
+            pieces: list[list[Piece]] = [[] for _ in request.choices]
+            while (piece := await request.next()) is not None:
+                pieces[piece.choice].append(piece)
+            for sequence, mine in zip(request.choices, pieces, strict=True):
+                text = self._echo(i) + "".join(piece.text for piece in mine)
+                reason = finish_reason(sequence.finish_reason)
+                choices.append(self._choice(len(choices), text, [*before, *_scored(mine)], reason))
+        found = {**self._head, "choices": choices, "usage": self._usage()}
+        if self._requests:
+            found["timings"] = timings(self._requests[0].choices[0])
+            if self._body.return_cache_report:
+                found["cache_report"] = self._llm.explain(self._requests[0].choices[0])
+        return found
+
+    def _choice(self, index: int, text: str, scored: Scored, reason: str | None) -> dict[str, Any]:
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = _Legacy(self._llm, self._body.logprobs).arrays(scored)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        request = self._requests[0]
+        legacy = [_Legacy(self._llm, self._body.logprobs or 0) for _ in request.choices]
+        if self._body.echo:
+            for i, mine in enumerate(legacy):
+                yield self._chunk(i, self._echo(0), mine, self._echoed[0] if self._echoed else [])
+        while (piece := await request.next()) is not None:
+            error = request.choices[piece.choice].error
+            ends = piece.finish_reason is not None and error is None
+            reason = finish_reason(piece.finish_reason) if ends else None
+            if (
+                piece.text
+                or reason
+                or (piece.token is not None and self._body.logprobs is not None)
+            ):
+                mine = legacy[piece.choice]
+                yield self._chunk(piece.choice, piece.text, mine, _scored([piece]), reason)
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            yield {**self._head, "choices": [], "usage": self._usage()}
+
+    def _chunk(
+        self, index: int, text: str, legacy: _Legacy, scored: Scored, reason: str | None = None
+    ) -> dict[str, Any]:
+        logprobs = legacy.arrays(scored) if self._body.logprobs is not None else None
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "choices": [choice]}
+
+    def _usage(self) -> dict[str, Any]:
+        n_prompt = sum(map(len, self._prompts))
+        sequences = [s for request in self._requests for s in request.choices]
+        n_out = sum(len(s.output) for s in sequences)
+        cached = sum(request.choices[0].n_cached for request in self._requests)
+        return {
+            "prompt_tokens": n_prompt, "completion_tokens": n_out,
+            "total_tokens": n_prompt + n_out,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }  # fmt: skip
+
+
+async def completions(http: HttpRequest) -> Response:
+    service: Service = http.app.state.service
+    body = await read(http, CompletionRequest)
+    model, llm = service.check_model(body.model), service.engine.llm
+    if body.suffix is not None:
+        raise unsupported("suffix: filling in the middle is not supported yet.", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of: it must be n.", "best_of")
+    n = check_n(body.n, llm.max_num_seqs)
+    prompts = await in_thread(lambda: prompts_of(body, llm))
+    if body.stream and len(prompts) > 1:
+        raise unsupported("stream: of one prompt only.", "stream")
+    most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    if most == 0 and not body.echo:
+        raise ApiError(400, "max_tokens: 0 needs echo.", param="max_tokens")
+    logprobs = 0 if body.logprobs is None else max(1, body.logprobs)
+    params = sampling_params(body, service.defaults, most or 1, logprobs)
+    options = request_options(body, http.scope.get("state", {}).get("client", ""),
+                              service.request_seconds)  # fmt: skip
+    service.check_room(n * len(prompts), n * sum(map(len, prompts)))
+    echoed: list[Scored] = []
+    if body.echo and body.logprobs is not None:
+        n_top = max(1, body.logprobs)
+        for tokens in prompts:
+            echoed.append(await in_thread(lambda t=tokens: llm.score(t, n_top)))  # type: ignore[misc]
+    requests: list[Request] = []
+    try:
+        if most:
+            for tokens in prompts:
+                requests.append(await service.engine.open(tokens, params, options, n))
+        answer = _Answer(service, body, model, prompts, requests, echoed)
+        if body.stream and requests:
+            return sse.response(_until_left(requests, answer.events()))
+        if not requests:
+            return JSONResponse(await answer.whole())
+        async with aborted_on_disconnect(http.receive, *requests):
+            return JSONResponse(await answer.whole())
+    except BaseException:
+        _abort(requests)
+        raise
+
+
+async def _until_left(
+    requests: list[Request], events: AsyncIterator[dict[str, Any]]
+) -> AsyncIterator[dict[str, Any]]:
+    try:
+        async for event in events:
+            yield event
+    finally:
+        _abort(requests)
+
+
+def _abort(requests: list[Request]) -> None:
+    for request in requests:
+        if not request.is_done:
+            request.abort()

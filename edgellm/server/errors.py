@@ -1,0 +1,81 @@
+"""What goes wrong with a request, as HTTP tells it: llama-server's types in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from edgellm.errors import EdgeLLMError
+from edgellm.llm import ContextFull
+from edgellm.loop import EngineError
+from edgellm.sampling import ModelProducedNaN
+from edgellm.scheduler import Overloaded, RequestTimeout
+
+RETRY_SECONDS = 2
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An answer with an error. ``param`` is the path of the field at fault."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        type: str | None = None, **more: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.type, self.more = type or _TYPES[status], more
+
+    def body(self) -> dict[str, Any]:
+        error = {
+            "message": self.message, "type": self.type, "param": self.param,
+            "code": self.code or self.status, **self.more,
+        }  # fmt: skip
+        return {"error": error}
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {"retry-after": str(RETRY_SECONDS)} if self.status in (429, 503) else {}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, headers=dict(self.headers))
+
+
+def unsupported(message: str, param: str | None = None) -> ApiError:
+    """A known field that cannot be served."""
+    return ApiError(400, message, param=param, code="unsupported_value")
+
+
+def api_error(error: Exception) -> ApiError:
+    """Any exception as an answer. What is nobody's fault but ours says nothing of itself."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextFull):
+        return ApiError(
+            400, str(error), code="context_length_exceeded", type="exceed_context_size_error",
+            n_prompt_tokens=error.n_prompt, n_ctx=error.n_ctx,
+        )  # fmt: skip
+    if isinstance(error, RequestTimeout):
+        return ApiError(504, str(error), code="timeout")
+    if isinstance(error, Overloaded | EngineError):
+        return ApiError(503, str(error))
+    if isinstance(error, ModelProducedNaN):
+        return ApiError(500, str(error), code="model_produced_nan")
+    if isinstance(error, EdgeLLMError):
+        return ApiError(400, str(error))
+    return ApiError(500, "The server has failed; its log says why.")

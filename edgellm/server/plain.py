@@ -1,0 +1,162 @@
+"""Small endpoints: models, tokens, embeddings, what the server is and how it is."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from edgellm.server.body import read
+from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.schemas import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from edgellm.server.service import Service, in_thread
+
+
+def _service(http: HttpRequest) -> Service:
+    service: Service = http.app.state.service
+    return service
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def _model(service: Service) -> dict[str, Any]:
+    llm = service.engine.llm
+    return {
+        "id": service.model, "object": "model", "created": service.created, "owned_by": "edgellm",
+        "meta": {"n_ctx": llm.n_ctx, "n_ctx_train": llm.config.n_ctx, "n_vocab": llm.n_vocab,
+                 "n_embd": llm.config.n_embd, "architecture": llm.config.architecture},
+    }  # fmt: skip
+
+
+async def models(http: HttpRequest) -> Response:
+    return JSONResponse({"object": "list", "data": [_model(_service(http))]})
+
+
+async def model(http: HttpRequest) -> Response:
+    service = _service(http)
+    service.check_model(http.path_params["name"])
+    return JSONResponse(_model(service))
+
+
+# ---- tokens --------------------------------------------------------------------------------------
+
+
+async def tokenize(http: HttpRequest) -> Response:
+    llm = _service(http).engine.llm
+    body = await read(http, TokenizeRequest)
+    tokens: list[Any] = await in_thread(
+        lambda: llm.tokenize(body.content, body.add_special, body.parse_special)
+    )
+    if body.with_pieces:
+        tokens = [{"id": token, "piece": _piece(llm.tokenizer.piece(token, True))}
+                  for token in tokens]  # fmt: skip
+    return JSONResponse({"tokens": tokens})
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """llama-server's: bytes as numbers where they are no text by themselves."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+async def detokenize(http: HttpRequest) -> Response:
+    llm = _service(http).engine.llm
+    body = await read(http, DetokenizeRequest)
+    if any(token >= llm.n_vocab for token in body.tokens):
+        raise ApiError(400, f"tokens: the vocabulary has {llm.n_vocab}.", param="tokens")
+    return JSONResponse({"content": llm.detokenize(body.tokens)})
+
+
+# ---- embeddings ----------------------------------------------------------------------------------
+
+
+async def embeddings(http: HttpRequest) -> Response:
+    service = _service(http)
+    body = await read(http, EmbeddingRequest)
+    name, llm = service.check_model(body.model), service.engine.llm
+    if not llm.is_encoder:
+        raise unsupported(
+            f"The model {name} generates text; embeddings need an encoder such as bert.", "model"
+        )
+    given: Any = body.input
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        given = [given]
+    if not given:
+        raise ApiError(400, "input: at least one is needed.", param="input")
+    prompts = [llm.tokenize(text) if isinstance(text, str) else text for text in given]
+    vectors = await in_thread(lambda: llm.embed(prompts))
+    if body.dimensions is not None and body.dimensions != vectors.shape[1]:
+        raise unsupported(f"dimensions: this model has {vectors.shape[1]}.", "dimensions")
+    data = []
+    for i, vector in enumerate(vectors):
+        packed = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        value = packed if body.encoding_format == "base64" else vector.tolist()
+        data.append({"object": "embedding", "index": i, "embedding": value})
+    n = sum(map(len, prompts))
+    usage = {"prompt_tokens": n, "total_tokens": n}
+    return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+# ---- the server itself ---------------------------------------------------------------------------
+
+
+async def health(http: HttpRequest) -> Response:
+    """llama-server's."""
+    engine = _service(http).engine
+    if engine.is_ready and not _service(http).is_draining:
+        return JSONResponse({"status": "ok"})
+    return ApiError(503, "The server is not ready.").response()
+
+
+async def livez(http: HttpRequest) -> Response:
+    """Whether the process works: its engine's thread runs and makes progress."""
+    engine = _service(http).engine
+    if engine.is_alive and not engine.is_stalled:
+        return JSONResponse({"status": "ok"})
+    return ApiError(503, "The engine does not work.").response()
+
+
+async def readyz(http: HttpRequest) -> Response:
+    """Whether a request would be served now."""
+    service = _service(http)
+    waiting = max(0, service.engine.n_open - service.engine.llm.max_num_seqs)
+    if service.engine.is_ready and not service.is_draining and waiting < service.max_queue:
+        return JSONResponse({"status": "ok", "waiting": waiting})
+    return ApiError(503, "The server is not ready.").response()
+
+
+async def props(http: HttpRequest) -> Response:
+    service = _service(http)
+    llm, defaults = service.engine.llm, service.defaults
+    return JSONResponse({
+        "default_generation_settings": {
+            "n_ctx": llm.n_ctx, "temperature": defaults.temperature, "top_k": defaults.top_k,
+            "top_p": defaults.top_p, "min_p": defaults.min_p,
+        },
+        "total_slots": llm.max_num_seqs,
+        "model_alias": service.model,
+        "chat_template": llm.chat_template or "",
+        "build_info": "edgellm",
+    })  # fmt: skip
+
+
+async def slots(http: HttpRequest) -> Response:
+    """What runs: numbers only, never what anybody wrote."""
+    service = _service(http)
+    engine = service.engine
+    running = engine.running
+    if http.query_params.get("fail_on_no_slot") and len(running) >= engine.llm.max_num_seqs:
+        return ApiError(503, "No slot is free.").response()
+    found = [
+        {"id": i, "is_processing": True, "n_prompt": s.n_prompt, "n_computed": s.n_computed,
+         "n_decoded": len(s.tokens) - s.n_prompt}
+        for i, s in enumerate(running)
+    ]  # fmt: skip
+    found += [{"id": i, "is_processing": False}
+              for i in range(len(running), engine.llm.max_num_seqs)]  # fmt: skip
+    return JSONResponse(found)

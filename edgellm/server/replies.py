@@ -1,0 +1,63 @@
+"""Parts that the replies of several endpoints have in common."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from edgellm.llm import LLM
+from edgellm.sequence import Piece, Sequence
+from edgellm.tokenizer import Tokenizer
+
+FINISH = {"abort": "stop", "error": "error"}
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def finish_reason(reason: str | None) -> str:
+    return FINISH.get(reason or "", reason or "stop")
+
+
+def usage(choices: list[Sequence]) -> dict[str, Any]:
+    """OpenAI's counts; a prompt counts once, all choices' tokens together."""
+    first = choices[0]
+    n_out = sum(len(choice.output) for choice in choices)
+    return {
+        "prompt_tokens": first.n_prompt,
+        "completion_tokens": n_out,
+        "total_tokens": first.n_prompt + n_out,
+        "prompt_tokens_details": {"cached_tokens": first.n_cached},
+    }
+
+
+def timings(choice: Sequence) -> dict[str, float]:
+    """llama.cpp's."""
+    found = choice.timings()
+    for kind in ("prompt", "predicted"):
+        n = found[f"{kind}_n"]
+        found[f"{kind}_per_token_ms"] = found[f"{kind}_ms"] / n if n else 0.0
+    return found
+
+
+def token_facts(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+    """A token as chat logprobs show it."""
+    raw = tokenizer.piece(token)
+    return {
+        "id": token,
+        "token": raw.decode("utf-8", "replace") or tokenizer.token_text(token),
+        "bytes": list(raw),
+        "logprob": max(logprob, -9999.0),
+    }
+
+
+def chat_logprobs(llm: LLM, pieces: list[Piece], n_top: int) -> dict[str, Any]:
+    """Of the tokens that a chunk brings."""
+    content = []
+    for piece in pieces:
+        if piece.token is not None and piece.logprob is not None:
+            facts = token_facts(llm.tokenizer, piece.token, piece.logprob)
+            top = [token_facts(llm.tokenizer, t, p) for t, p in piece.top_logprobs[:n_top]]
+            content.append({**facts, "top_logprobs": top})
+    return {"content": content, "refusal": None}

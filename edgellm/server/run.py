@@ -1,0 +1,78 @@
+"""From a loaded model to a listening socket."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from edgellm.chat import ChatTemplate
+from edgellm.engine import AsyncLLM
+from edgellm.errors import EdgeLLMError
+from edgellm.llm import LLM
+from edgellm.server.app import make_app
+from edgellm.server.safety import Guard, known_hosts
+from edgellm.server.service import Service
+
+DRAIN_SECONDS = 30
+_KEEP_ALIVE_SECONDS = 30
+_MOST_CONNECTIONS = 1000
+
+
+def serve(
+    llm: LLM,
+    *,
+    model: str,
+    template: ChatTemplate | None,
+    address: tuple[str, int],
+    keys: tuple[str, ...] = (),
+    hosts: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
+    max_queue: int = 64,
+    timeout: float = 3600.0,
+    strict: bool = False,
+    vllm_metrics: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests under way then have DRAIN_SECONDS to finish."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    engine = AsyncLLM(llm)
+    service = Service(engine, model, template, max_queue=max_queue, request_seconds=timeout)
+    guard = Guard(keys=keys, hosts=known_hosts(address[0], hosts), origins=origins)
+    app = make_app(
+        service, guard, strict=strict, vllm_metrics=vllm_metrics, drain_seconds=DRAIN_SECONDS
+    )
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS, limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=DRAIN_SECONDS, h11_max_incomplete_event_size=32 << 10,
+        http="h11", ws="none", loop="asyncio",
+    )  # fmt: skip
+    listening = _listen(*address)
+    host, port = listening.getsockname()[:2]
+    say(f"{model}, {llm.n_ctx:,} tokens of context, at http://{host}:{port}/v1 (Ctrl-C ends).")
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listening.close()
+        engine.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound before anything is promised, so that a taken port is one sentence."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise EdgeLLMError(
+            f"{host}:{port} cannot be listened at: {error.strerror or error} (--host, --port)."
+        ) from None
+    return listening

@@ -1,0 +1,147 @@
+"""What every request has to pass before it is routed: where it comes from, whose it is, its size.
+
+Everything is refused that is not allowed: an API key guards every route but the public ones, a Host
+header has to be known (DNS rebinding), a browser's Origin allowed, and a body must be JSON of a
+moderate size (application/json alone needs a preflight, which nothing here answers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgellm.server.errors import ApiError
+
+PUBLIC = frozenset(("/health", "/v1/health", "/livez", "/readyz"))
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+MOST_HEADER_BYTES, MOST_HEADERS, MOST_URL_BYTES = 16 << 10, 64, 8 << 10
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``keys``: none, and everybody may ask. ``hosts``: names in Host headers, without port."""
+
+    keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = LOCAL
+    origins: tuple[str, ...] = ()
+    most_body_bytes: int = 8 << 20
+    body_seconds: float = 30.0
+
+
+class Safety:
+    """ASGI middleware. The digest of the client's key becomes ``scope["state"]["client"]``."""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+        self._app, self._guard = app, guard
+        self._digests = [_digest(key) for key in guard.keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check(scope, headers)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        origin = headers.get("origin")
+
+        async def send_with_origin(message: Message) -> None:
+            if origin is not None and message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (b"access-control-allow-origin", origin.encode("latin-1")),
+                    (b"vary", b"origin"),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send if origin is None else send_with_origin)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        guard = self._guard
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MOST_HEADER_BYTES or len(scope["headers"]) > MOST_HEADERS:
+            raise ApiError(400, "The request has too many or too long headers.")
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MOST_URL_BYTES:
+            raise ApiError(400, "The URL is too long.")
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or _name(hosts[0]) not in guard.hosts:
+            raise ApiError(
+                400 if not hosts else 403,
+                "The Host header names a host that this server is not known by (--allowed-host).",
+            )
+        origin = headers.get("origin")
+        if origin is not None and origin not in guard.origins:
+            raise ApiError(403, "Requests of this origin are not allowed (--cors-origin).")
+        if self._digests and scope["path"] not in PUBLIC:
+            self._authenticate(scope, headers)
+        if scope["method"] in ("POST", "PUT", "PATCH"):
+            self._check_body(headers)
+
+    def _authenticate(self, scope: Scope, headers: Headers) -> None:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = headers.get("x-api-key", "")
+        mine = _digest(key.strip())
+        # all are compared, so that time does not tell which one was nearly right
+        if not any([hmac.compare_digest(mine, known) for known in self._digests]):
+            raise ApiError(401, "An API key is needed: Authorization: Bearer KEY.")
+        scope.setdefault("state", {})["client"] = mine.hex()
+
+    def _check_body(self, headers: Headers) -> None:
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, "The body must be JSON: Content-Type: application/json.")
+        if headers.get("content-encoding", "identity") != "identity":
+            raise ApiError(415, "The body must not be compressed.")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self._guard.most_body_bytes:
+            raise too_large(self._guard)
+
+
+def too_large(guard: Guard) -> ApiError:
+    return ApiError(413, f"The body is larger than {guard.most_body_bytes:,} bytes.")
+
+
+async def read_body(receive: Receive, guard: Guard) -> bytes:
+    """The whole body, within its size and time. ApiError."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(guard.body_seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError(400, "The request ended before its body.")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > guard.most_body_bytes:
+                    raise too_large(guard)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise ApiError(400, "The body did not come in time.") from None
+
+
+def known_hosts(bound: str, more: Iterable[str]) -> tuple[str, ...]:
+    """Host names that are this server's: the local ones, what it is bound to, and ``more``."""
+    own = (bound,) if bound not in ("0.0.0.0", "::", "") else ()
+    return tuple(dict.fromkeys([*LOCAL, *(name.lower() for name in (*own, *more))]))
+
+
+def _name(host: str) -> str:
+    """A Host header without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0].lower() + "]"
+    return host.partition(":")[0].lower()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

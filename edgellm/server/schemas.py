@@ -1,0 +1,175 @@
+"""What requests may hold: fields, types and ranges. The OpenAPI document is made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from edgellm.server.body import Body
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
+Stop = StopText | Annotated[list[StopText], Field(max_length=16)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+_SEED = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class JsonSchema(Body):
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    json_schema: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    json_object_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    pattern: str | None = None
+    grammar: str | None = None
+
+
+class Sampled(Body):
+    """What all requests for text have in common; names and ranges of OpenAI and llama.cpp."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=8)
+    max_tokens: int | None = Field(default=None, ge=-1)
+    stop: Stop | None = None
+    seed: int | None = _SEED
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    min_p: Probability | None = None
+    typical_p: Probability | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    repeat_penalty: float | None = Field(default=None, gt=0, le=10)
+    repeat_last_n: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    dry_multiplier: float | None = Field(default=None, ge=0)
+    dry_base: float | None = Field(default=None, ge=1)
+    dry_allowed_length: int | None = Field(default=None, ge=0, lt=1 << 31)
+    dry_penalty_last_n: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    dynatemp_range: float | None = Field(default=None, ge=0)
+    dynatemp_exponent: float | None = Field(default=None, ge=0)
+    mirostat: Literal[0, 2] | None = None
+    mirostat_tau: float | None = Field(default=None, ge=0)
+    mirostat_eta: float | None = Field(default=None, ge=0)
+    samplers: list[str] | None = Field(default=None, max_length=32)
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, max_length=1024
+    )
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    grammar: str | None = Field(default=None, max_length=1 << 16)
+    regex: str | None = Field(default=None, max_length=1 << 14)
+    priority: Literal["interactive", "batch"] | int | None = None
+    timeout: float | None = Field(default=None, gt=0)
+    cache_salt: str | None = Field(default=None, max_length=256)
+    user: str | None = None
+    return_cache_report: bool | None = None
+
+
+class TextPart(Body):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class Function(Body):
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Sampled):
+    messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
+    max_completion_tokens: int | None = Field(default=None, ge=-1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] | None = Field(default=None, max_length=512)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+
+
+class CompletionRequest(Sampled):
+    prompt: str | list[str] | Tokens | list[Tokens]
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    best_of: int | None = Field(default=None, ge=1, le=8)
+
+
+class EmbeddingRequest(Body):
+    input: str | list[str] | Tokens | list[Tokens]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    user: str | None = None
+
+
+class TokenizeRequest(Body):
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Body):
+    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+
+
+class TemplateRequest(Body):
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None

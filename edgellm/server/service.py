@@ -1,0 +1,94 @@
+"""What the server's endpoints share: the engine, the model's name, the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from edgellm.chat import ChatTemplate
+from edgellm.engine import AsyncLLM
+from edgellm.request import Request
+from edgellm.request_options import RequestOptions
+from edgellm.sampling_params import SamplingParams
+from edgellm.server.errors import ApiError
+
+T = TypeVar("T")
+log = logging.getLogger("edgellm.server")
+
+
+@dataclass
+class Service:
+    """``max_queue`` requests and ``max_queue_tokens`` of their prompts may wait beside those that
+    run; ``request_seconds`` is the longest that one may take."""
+
+    engine: AsyncLLM
+    model: str
+    template: ChatTemplate | None
+    defaults: SamplingParams = SamplingParams(max_tokens=None)
+    max_queue: int = 64
+    max_queue_tokens: int = 1 << 20
+    request_seconds: float | None = 3600.0
+    is_draining: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; 404 for a model that is not here."""
+        if name and name != self.model:
+            raise ApiError(
+                404, f"The model {name!r:.100} is not here; this server has {self.model!r}.",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return self.model
+
+    def check_room(self, n: int, n_tokens: int) -> None:
+        """429 when too much waits already."""
+        if not self.engine.is_alive or self.is_draining:
+            raise ApiError(503, "The server is not taking requests.")
+        llm = self.engine.llm
+        waiting = max(0, self.engine.n_open - llm.max_num_seqs)
+        if waiting + n > self.max_queue:
+            raise ApiError(429, f"{waiting} requests wait already; try again later.")
+        if waiting and self.engine.n_queued_tokens + n_tokens > self.max_queue_tokens:
+            raise ApiError(429, "Too many tokens of prompts wait already; try again later.")
+
+    async def open(
+        self, tokens: list[int], params: SamplingParams, options: RequestOptions, n: int
+    ) -> Request:
+        """Queue a request."""
+        self.check_room(n, n * len(tokens))
+        return await self.engine.open(tokens, params, options, n)
+
+
+@asynccontextmanager
+async def aborted_on_disconnect(receive: Receive, *requests: Request) -> AsyncIterator[None]:
+    """Give requests up when the client leaves, or when the block is left before they are done."""
+
+    def abort() -> None:
+        for request in requests:
+            if not request.is_done:
+                request.abort()
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        abort()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        abort()
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run what may take long (templates, tokenizing) beside the event loop."""
+    waiting: Awaitable[T] = asyncio.to_thread(function)
+    return await waiting
