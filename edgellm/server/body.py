@@ -89,10 +89,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refused(error: ValidationError) -> ApiError:
-    """The first fault, by the path of its field."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    """A fault, by the path of its field. Where a field can be one of several things there is a
+    fault for each of them: the one that goes deepest is of what was meant."""
+    faults = error.errors(include_url=False, include_input=False)
     # members of unions name their type in the path, which no client wrote
-    path = ".".join(str(part) for part in first["loc"] if not _is_type_name(part))
+    paths = [[str(part) for part in f["loc"] if not _is_type_name(part)] for f in faults]
+    deepest = max(range(len(faults)), key=lambda i: (len(paths[i]), -i))
+    first, path = faults[deepest], ".".join(paths[deepest])
     path = path[:200]
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{path}: {message}." if path else f"{message}.", param=path or None)
