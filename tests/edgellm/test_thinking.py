@@ -17,12 +17,6 @@ CASES = [
     ("", "<think>a </thin b</think>c", "a </thin b", "c"),
     ("", "[THINK]hm[/THINK]Yes.", "hm", "Yes."),
     ("", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.", "hm", "Yes."),
-    (
-        "<|start|>assistant",
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
-        "hm",
-        "Yes.",
-    ),
     ("", "<|channel>thought\nhm<channel|>Yes.", "hm", "Yes."),
     ("", "<", "", "<"),
     ("", "", "", ""),
