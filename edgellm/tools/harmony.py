@@ -46,9 +46,9 @@ class HarmonyParser:
         """What is certain now."""
         self._held += text
         while self._held:
-            before = self._held
+            before = self._held, self._header
             yield from self._in_header() if self._header is None else self._in_message(self._header)
-            if self._held == before:
+            if before == (self._held, self._header):
                 return
 
     def finish(self) -> Iterator[Event | Call]:
@@ -67,15 +67,14 @@ class HarmonyParser:
     def _in_header(self) -> Iterator[Event | Call]:
         broken = _BROKEN.search(self._held)
         place = self._held.find(MESSAGE)
-        if broken is not None and (place < 0 or broken.start() < place):
+        if not self._may_be_header():
+            self._header = ""  # a model that forgot the header, or was not asked for one
+        elif broken is not None and (place < 0 or broken.start() < place):
             self._held = self._held[broken.end() :]  # a header that nothing came of
         elif place >= 0:
             self._header = self._held[:place]
             self._held = self._held[place + len(MESSAGE) :]
-        elif not self._may_be_header():
-            self._header = ""  # a model that forgot the header, or was not asked for one
-        return
-        yield  # a generator like its sibling
+        yield from ()
 
     def _may_be_header(self) -> bool:
         text = self._held.lstrip()

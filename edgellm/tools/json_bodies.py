@@ -139,7 +139,9 @@ def one_call(text: str, offered: Offered, bare: bool = False) -> Call:
     given = next((members[key] for key in ARGUMENTS if key in members), None)
     if name is None or name not in offered or (bare and given is None):
         raise Malformed
-    call_id = next((i for key in IDS if (i := _string(members.get(key)))), None)
+    # A short one only counts the calls of this answer.
+    ids = (i for key in IDS if (i := _string(members.get(key))) is not None and len(i) >= 9)
+    call_id = next(ids, None)
     return Call(name, "{}" if given is None else object_text(given), call_id)
 
 

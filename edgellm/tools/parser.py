@@ -164,8 +164,8 @@ class _CallParser:
                 self._held = ""
                 break
             calls, size = found
-            self._held = self._held[size:]
-            yield from calls
+            shown, self._held = self._held[:size], self._held[size:]
+            yield from calls or self._text(shown)
             yield from self.push("")
         if self._section_end is None:
             yield from self._text(self._held)
@@ -213,9 +213,7 @@ class _CallParser:
         if calls:
             self._had_mark = True
             self._stray = call.region.stray
-            yield from calls
-        else:
-            yield from self._text(shown)
+        yield from calls or self._text(shown)
 
     def _text(self, text: str) -> Iterator[Event]:
         text = self._gap + text
@@ -282,6 +280,8 @@ class _OpenCall:
                     return calls, len(text)
             except (Malformed, Loose):
                 pass
+        if self.region.keep_open and not re.search(r"\(|\"\w+\"", body):
+            return self._as_text()  # nothing says yet that it is a call
         return None
 
     def _complete_ones(self, body: str) -> list[Call]:
