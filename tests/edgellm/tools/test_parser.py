@@ -148,7 +148,9 @@ def test_the_cut_does_not_matter_and_nothing_raises(name, words, data):
         assert called in ("get", "now") and isinstance(json.loads(arguments), dict)
 
 
-@given(st.sampled_from(sorted(CALLS)), st.text(st.characters(exclude_characters="<[{"), max_size=40))
+@given(
+    st.sampled_from(sorted(CALLS)), st.text(st.characters(exclude_characters="<[{"), max_size=40)
+)
 def test_plain_text_comes_as_it_is(name, text):
     if name != "harmony":
         assert read(name, [text])[:2] == ("", text)
