@@ -209,12 +209,13 @@ class Conversation:
             prompt, tokens = self._prompt()
             answer.n_prompt = len(tokens)
             self._check_room(len(tokens))
-            parser = AnswerParser(detect(self.template.source), prompt=prompt[-200:])
+            form = detect(self.template.source)
+            parser = AnswerParser(form, prompt=prompt[-200:], tokenizer=self.llm.tokenizer)
             self.on_prompt(len(tokens))
             stream = self.llm.stream(tokens, params)
             for piece in stream:
                 raw.append(piece.text)
-                for event in parser.push(self._with_mark(piece, parser)):
+                for event in parser.push_token(piece.token, piece.text):
                     parts += _parts(event)
                     yield from _parts(event)
                 if piece.token is not None:
@@ -231,13 +232,6 @@ class Conversation:
                 stream.close()
             if answer.tokens or answer.finish_reason is not None:
                 self._keep(prompt, tokens, "".join(raw), parts)
-
-    def _with_mark(self, piece: Any, parser: AnswerParser) -> str:
-        """The text of a piece; a control token that marks thinking has none, but says so."""
-        if piece.token is None or piece.text or not self.llm.tokenizer.is_special(piece.token):
-            return str(piece.text)
-        mark = self.llm.tokenizer.token_text(piece.token)
-        return mark if parser.is_mark(mark) else ""
 
     def _check_room(self, n_tokens: int) -> None:
         if n_tokens < self.llm.max_positions:

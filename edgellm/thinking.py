@@ -28,7 +28,7 @@ SILENT = (
     "<|START_RESPONSE|>",
     "<|open|>response<|sep|>",
 )
-_PIECES = sorted({*MARKS, *MARKS.values(), *SILENT}, key=len, reverse=True)
+ALL_MARKS = (*MARKS, *MARKS.values(), *SILENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,6 @@ class Part:
 
     kind: str
     text: str
-
-
-def is_mark(text: str) -> bool:
-    """Whether a control token, which has no text of its own, is (a part of) a mark."""
-    return bool(text) and any(text in piece for piece in _PIECES)
 
 
 class ThinkingParser:

@@ -48,7 +48,7 @@ class ReasoningBudget:
             )
         self.limit, self.n_thinking = limit, 0
         self._tokenizer, self._is_harmony = tokenizer, format.is_harmony
-        self._parser = AnswerParser(format, prompt=prompt)
+        self._parser = AnswerParser(format, prompt=prompt, tokenizer=tokenizer)
         self._decoder = tokenizer.stream()
         self._coming: list[int] = []
         self._n_ended = 0
@@ -68,12 +68,8 @@ class ReasoningBudget:
     def accept(self, token: int) -> None:
         """Take the token that was drawn or forced."""
         was_thinking = self._parser.is_thinking
-        text = self._decoder.push(token)
-        if not text and self._tokenizer.is_special(token):
-            spelled = self._tokenizer.token_text(token)
-            text = spelled if self._parser.is_mark(spelled) else ""
-        for _ in self._parser.push(text):
-            pass
+        for _ in self._parser.push_token(token, self._decoder.push(token)):
+            pass  # what it finds is not of interest, only where it stands
         if self._coming:
             # Another token can only come where a grammar or the engine would not have this one.
             self._coming = self._coming[1:] if token == self._coming[0] else []

@@ -38,10 +38,6 @@ class HarmonyParser:
         channel = _CHANNEL.search(self._header)
         return "<|end|>" if channel is not None and channel[1] == "analysis" else None
 
-    def is_mark(self, text: str) -> bool:
-        """Whether a control token is one of the format's."""
-        return text in MARKS
-
     def push(self, text: str) -> Iterator[Event | Call]:
         """What is certain now."""
         self._held += text

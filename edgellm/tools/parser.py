@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from edgellm import thinking
+from edgellm.tools import harmony
+from edgellm.tools.control import BREAK, PlainText, control_marks, mended
 from edgellm.tools.events import (
     Call,
     CallArguments,
@@ -27,16 +30,20 @@ from edgellm.tools.events import (
     offered,
 )
 from edgellm.tools.formats import Format, Region
-from edgellm.tools.harmony import HarmonyParser
 from edgellm.tools.json_bodies import Brackets, several
+from edgellm.tools.marks import Marks
 from edgellm.tools.tagged_bodies import Loose
+
+if TYPE_CHECKING:
+    from edgellm.tokenizer import Tokenizer
 
 
 class AnswerParser:
-    """Feed it the text as it comes, control tokens of the format spelled (`is_mark`).
+    """Feed it the text as it comes (`push`), or with the tokens that it came from (`push_token`).
 
     ``prompt``: its end, where a template may have begun a thought. Without ``tools`` what looks
-    like a call is text. ``seed``: what the ids of the calls are made of.
+    like a call is text. With a ``tokenizer`` a mark that it knows as a control token is one only as
+    that token. ``seed``: what the ids of the calls are made of.
     """
 
     def __init__(
@@ -44,23 +51,21 @@ class AnswerParser:
         format: Format,
         tools: Sequence[Mapping[str, Any]] = (),
         prompt: str = "",
+        tokenizer: Tokenizer | None = None,
         seed: bytes | None = None,
     ) -> None:
+        self._tokenizer = tokenizer
         self._ids = CallIds(seed, *format.ids)
         self.n_calls = 0
         self._format = format
         self._trim = _Trim()
         known = offered(tools)
-        self._harmony = HarmonyParser(known) if format.is_harmony else None
+        self._harmony = harmony.HarmonyParser(known) if format.is_harmony else None
         self._thinking = thinking.ThinkingParser(prompt, format.breaks)
         self._calls = _CallParser(format, known)
-
-    def is_mark(self, text: str) -> bool:
-        """Whether a control token, which has no text of its own, matters here: then `push` is to
-        be given its spelling."""
-        if self._harmony is not None:
-            return self._harmony.is_mark(text)
-        return thinking.is_mark(text) or (bool(text) and any(text in m for m in self._format.marks))
+        marks = harmony.MARKS if format.is_harmony else (*thinking.ALL_MARKS, *format.marks)
+        self._control = control_marks(tokenizer, marks) if tokenizer is not None else frozenset()
+        self._plain = PlainText(self._control)
 
     @property
     def closing(self) -> str | None:
@@ -72,17 +77,42 @@ class AnswerParser:
         """Whether the text so far ends inside a thought."""
         return self.closing is not None
 
+    def push_token(self, token: int | None, text: str) -> Iterator[Event]:
+        """A token and the text that it added, which is none for a control token."""
+        if token is not None and not text and self._control:
+            assert self._tokenizer is not None
+            spelled = self._tokenizer.token_text(token)
+            if spelled in self._control and self._tokenizer.is_special(token):
+                yield from self._mended(self._read(self._plain.flush() + spelled))
+                return
+        yield from self.push(text)
+
     def push(self, text: str) -> Iterator[Event]:
-        """What is certain now."""
+        """What is certain now, with this plain text."""
+        yield from self._mended(self._read(self._plain.push(text)))
+
+    def finish(self, complete: bool = False) -> Iterator[Event]:
+        """What was held back, once no more will come. ``complete``: the model ended the answer
+        itself, so that a last call whose closing mark alone is missing counts."""
+        yield from self._mended(self._read(self._plain.flush()))
+        yield from self._mended(self._last(complete))
+
+    @staticmethod
+    def _mended(events: Iterator[Event]) -> Iterator[Event]:
+        """Without the breaks of marks in plain text."""
+        for event in events:
+            if isinstance(event, Reasoning | Content | CallArguments) and BREAK in event.text:
+                event = replace(event, text=mended(event.text))
+            yield event
+
+    def _read(self, text: str) -> Iterator[Event]:
         if self._harmony is not None:
             yield from self._number(self._harmony.push(text))
             return
         for part in self._thinking.push(text):
             yield from self._part(part)
 
-    def finish(self, complete: bool = False) -> Iterator[Event]:
-        """What was held back, once no more will come. ``complete``: the model ended the answer
-        itself, so that a last call whose closing mark alone is missing counts."""
+    def _last(self, complete: bool) -> Iterator[Event]:
         if self._harmony is not None:
             yield from self._number(self._harmony.finish())
             return
@@ -143,7 +173,7 @@ class _CallParser:
         self._regions = {region.open: region for region in regions}
         self._sections = dict(format.section) if known else {}
         outside = [*format.silent, *self._sections, *self._regions]
-        self._outside = _Marks(outside)
+        self._outside = Marks(outside)
 
     def push(self, text: str) -> Iterator[Event | Call]:
         self._held += text
@@ -184,7 +214,7 @@ class _CallParser:
                 return
             self._stray = ""
         if self._section_end is not None:
-            marks = _Marks([self._section_end, *self._regions])
+            marks = Marks([self._section_end, *self._regions])
         else:
             marks = self._outside
         place, mark = marks.first(self._held)
@@ -221,29 +251,6 @@ class _CallParser:
         self._gap = text[len(shown) :]
         if shown:
             yield Content(shown)
-
-
-class _Marks:
-    """Finds the first of some marks."""
-
-    def __init__(self, marks: Sequence[str]) -> None:
-        self._longest = max(map(len, marks), default=0)
-        self._marks = marks
-        # of two that begin alike the longer is meant
-        ordered = sorted(marks, key=len, reverse=True)
-        self._search = re.compile("|".join(map(re.escape, ordered))) if marks else None
-
-    def first(self, text: str) -> tuple[int, str | None]:
-        """(place, mark), or (place from where on the text may become one, None)."""
-        if self._search is None:
-            return len(text), None
-        found = self._search.search(text)
-        for place in range(max(0, len(text) - self._longest + 1), len(text)):
-            if found is not None and place >= found.start():
-                break
-            if any(mark.startswith(text[place:]) for mark in self._marks):
-                return place, None
-        return (found.start(), found[0]) if found is not None else (len(text), None)
 
 
 class _OpenCall:

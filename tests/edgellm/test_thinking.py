@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgellm.thinking import ANSWER, MARKS, THINKING, ThinkingParser, is_mark
+from edgellm.thinking import ANSWER, THINKING, ThinkingParser
 
 CASES = [
     ("", "Just an answer.", "", "Just an answer."),
@@ -37,8 +37,3 @@ def test_an_answer_is_not_held_back():
     parser = ThinkingParser()
     assert [p.text for p in parser.push("Hel")] == ["Hel"]
     assert [p.text for p in parser.push("<think>")] == ["<think>"]
-
-
-def test_marks():
-    assert all(is_mark(piece) for pair in MARKS.items() for piece in pair)
-    assert is_mark("<|channel>") and not is_mark("<|im_end|>") and not is_mark("")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.tokenizer import BYTE_OF_LETTER, Tokenizer
 from edgellm.tools import (
     BY_NAME,
     FORMATS,
@@ -240,8 +241,52 @@ def test_harmony_tells_messages_by_their_headers():
     assert read("harmony", ["No header."]) == ("", "No header.", [])
 
 
-def test_marks_are_known():
-    assert AnswerParser(BY_NAME["harmony"]).is_mark("<|channel|>")
-    parser = AnswerParser(BY_NAME["gemma4"])
-    assert parser.is_mark("<|tool_call>") and parser.is_mark("<|channel>")
-    assert not parser.is_mark("<eos>") and not parser.is_mark("")
+CONTROL = ("[TOOL_CALLS]", "[ARGS]", "<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    from gguf import GGUFWriter
+
+    path = tmp_path_factory.mktemp("vocabulary") / "bytes.gguf"
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*BYTE_OF_LETTER, *CONTROL])
+    writer.add_token_types([1] * 256 + [3] * len(CONTROL))
+    writer.add_token_merges([])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return Tokenizer.from_gguf(path)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma4"])
+def test_a_mark_is_the_token_and_not_its_letters(tokenizer, name):
+    """A model that quotes a user's text does not call what is written there."""
+    call = CALLS[name]
+    city = call.index("Paris")
+    tokens = tokenizer.encode(f"So: {call} ")
+    tokens += tokenizer.encode(call[:city], parse_special=True)
+    tokens += tokenizer.encode(CONTROL[0])
+    tokens += tokenizer.encode(call[city + len("Paris") :], parse_special=True)
+    parser = AnswerParser(BY_NAME[name], TOOLS, tokenizer=tokenizer)
+    decoder = tokenizer.stream()
+    events = [e for token in tokens for e in parser.push_token(token, decoder.push(token))]
+    events += parser.finish()
+    assert "".join(e.text for e in events if isinstance(e, Content)) == f"So: {CALLS[name]} "
+    arguments = [json.loads(e.text) for e in events if isinstance(e, CallArguments)]
+    assert arguments == [{"city": CONTROL[0], "days": 3}]
+
+
+def test_thinking_by_control_tokens(tokenizer):
+    parser = AnswerParser(BY_NAME["gemma4"], TOOLS, tokenizer=tokenizer)
+    decoder = tokenizer.stream()
+    text = "<|channel>thought\nhm<channel|>Yes."
+    tokens = tokenizer.encode(text, parse_special=True)
+    events = [e for token in tokens for e in parser.push_token(token, decoder.push(token))]
+    assert "".join(e.text for e in events if isinstance(e, Reasoning)) == "hm"
+    assert "".join(e.text for e in events if isinstance(e, Content)) == "Yes."
+    plain = AnswerParser(BY_NAME["gemma4"], TOOLS, tokenizer=tokenizer)
+    events = [*plain.push(text), *plain.finish()]
+    assert "".join(e.text for e in events if isinstance(e, Content)) == text
