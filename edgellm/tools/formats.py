@@ -125,12 +125,25 @@ def _python_viable(text: str, offered: Offered) -> bool:
     return found is not None and (found[2] is None or found[1] in offered)
 
 
+def _name_viable(text: str, offered: Offered) -> bool:
+    name, closed, _ = text.partition(">")
+    return name in offered if closed else any(one.startswith(name) for one in offered)
+
+
+def _lfm2(body: str, offered: Offered) -> list[Call] | None:
+    is_json = body.lstrip().startswith(("{", "[{"))
+    return read_json(body, offered) if is_json else read_python(body, offered)
+
+
+def _json_list(body: str, offered: Offered) -> list[Call] | None:
+    return list(several(body, offered))
+
+
 def _tags(call: str, close: str, read: Reader, viable: str) -> Region:
     return Region(call, (close,), read, _fits(viable))
 
 
 _JSON = r"\s*(?:[\[{].*)?"
-_DSML = "｜DSML｜"
 _NAMED_TAG = r"\s*(?:n(?:a(?:m(?:e(?:=.*)?)?)?)?)?"
 
 
@@ -167,8 +180,11 @@ _GLM = Tagged(
     end=r"</arg_value>",
 )
 _TOOL_CALL = _tags("<tool_call>", "</tool_call>", _tool_call, r"\s*(?:[\[{<].*)?")
-_FUNCTION = Region(
-    "<function=", ("</function>",), _QWEN_XML, _fits(r"[^\n]*(?:>.*)?"), stray="</tool_call>"
+_FUNCTION = Region(  # without the marks around it
+    "<function=", ("</function>",), _QWEN_XML, _name_viable, stray="</tool_call>"
+)
+_FUNCTION_JSON = Region(
+    "<function=", ("</function>",), Named(r"(?P<name>[^>\s]+)>\s*(?=\{)"), _name_viable
 )
 
 FORMATS = (
@@ -256,47 +272,18 @@ FORMATS = (
     Format(
         "lfm2",
         (("<|tool_call_start|>",), ("<|tool_list_start|>",)),
-        (
-            _tags(
-                "<|tool_call_start|>",
-                "<|tool_call_end|>",
-                lambda body, offered: (
-                    read_json if body.lstrip().startswith(("{", "[{")) else read_python
-                )(body, offered),
-                r"\s*(?:[\[{A-Za-z_].*)?",
-            ),
-        ),
+        (_tags("<|tool_call_start|>", "<|tool_call_end|>", _lfm2, r"\s*(?:[\[{A-Za-z_].*)?"),),
     ),
     Format(
         "granite",
         (("<|tool_call|>",),),
-        (
-            Region(
-                "<|tool_call|>",
-                (),
-                lambda body, offered: list(several(body, offered)),
-                _fits(_JSON),
-                stray="<|/tool_call|>",
-                rest=True,
-            ),
-        ),
+        (Region("<|tool_call|>", (), _json_list, _fits(_JSON), stray="<|/tool_call|>", rest=True),),
     ),
     Format("nemotron", (("<TOOLCALL>",),), (_tags("<TOOLCALL>", "</TOOLCALL>", read_json, _JSON),)),
     Format(
         "apriel", (("<tool_calls>",),), (_tags("<tool_calls>", "</tool_calls>", read_json, _JSON),)
     ),
-    Format(
-        "functionary",
-        (("<function=example_function_name>",),),
-        (
-            _tags(
-                "<function=",
-                "</function>",
-                Named(r"(?P<name>[^>\s]+)>\s*(?=\{)"),
-                r"[^\n]*(?:>.*)?",
-            ),
-        ),
-    ),
+    Format("functionary", (("<function=example_function_name>",),), (_FUNCTION_JSON,)),
     Format("hermes", (("<tool_call>", '"arguments"'),), (_TOOL_CALL,)),
     Format(
         "pythonic",

@@ -63,6 +63,7 @@ class AnswerParser:
         self._harmony = harmony.HarmonyParser(known) if format.is_harmony else None
         self._thinking = thinking.ThinkingParser(prompt, format.breaks)
         self._calls = _CallParser(format, known)
+        self._offered, self._thought = known, ""
         marks = harmony.MARKS if format.is_harmony else (*thinking.ALL_MARKS, *format.marks)
         self._control = control_marks(tokenizer, marks) if tokenizer is not None else frozenset()
         self._plain = PlainText(self._control)
@@ -118,12 +119,28 @@ class AnswerParser:
             return
         for part in self._thinking.flush():
             yield from self._part(part)
+        if complete and self.is_thinking:
+            yield from self._number(self._calls_in_thought())
         yield from self._number(self._calls.finish(complete))
+
+    def _calls_in_thought(self) -> Iterator[Call]:
+        """A model that ends its turn with a call and forgot to end the thought before it means the
+        call; one that is followed by more thinking was only an idea."""
+        calls = _CallParser(self._format, self._offered)
+        found: list[Call] = []
+        for event in (*calls.push(self._thought), *calls.finish(False)):
+            if isinstance(event, Call):
+                found.append(event)
+            elif isinstance(event, Content) and event.text.strip():
+                found = []
+        yield from found
 
     def _part(self, part: thinking.Part) -> Iterator[Event]:
         if part.kind == thinking.ANSWER:
             yield from self._number(self._calls.push(part.text))
-        elif text := self._trim.push(part.text):
+            return
+        self._thought += part.text
+        if text := self._trim.push(part.text):
             yield Reasoning(text)
 
     def _number(self, found: Iterator[Event | Call]) -> Iterator[Event]:
@@ -272,7 +289,7 @@ class _OpenCall:
         return self._closed(text) if self.region.closes else self._balanced(text)
 
     def rest(self, text: str, complete: bool) -> tuple[list[Call], int] | None:
-        """The same when nothing follows; None: it was cut off."""
+        """The same when nothing follows; None: it was cut off, or no more than begun."""
         if self._loose is not None:
             return self._loose
         body = text[self._start :]
@@ -287,6 +304,8 @@ class _OpenCall:
                     return calls, len(text)
             except (Malformed, Loose):
                 pass
+            if body.strip():
+                return [], len(text)
         if self.region.keep_open and not re.search(r"\(|\"\w+\"", body):
             return self._as_text()  # nothing says yet that it is a call
         return None

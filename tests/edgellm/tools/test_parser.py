@@ -165,6 +165,7 @@ def test_plain_text_comes_as_it_is(name, text):
         ("hermes", '<tool_call>{"name": "rm", "arguments": {}}</tool_call> and on'),
         ("hermes", '<tool_call>{"name": "get", "arguments": {}}}</tool_call>'),
         ("qwen-xml", "Write <tool_call> to call."),
+        ("qwen-xml", "Write <function=name> or <function=get_it."),
         ("qwen-xml", "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
         ("glm", "<tool_call>rm</tool_call>"),
         ("mistral", "[TOOL_CALLS] is a mark"),
@@ -195,6 +196,23 @@ def test_a_missing_last_mark_counts_where_the_model_ended_by_itself():
     text = CALLS["hermes"].removesuffix("</tool_call>")
     assert read("hermes", [text])[2] == []
     assert len(read("hermes", [text], complete=True)[2]) == 1
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "glm"])
+def test_a_call_at_the_end_of_a_thought_that_nobody_closed(name):
+    text = f"hm\n{CALLS[name]}\n"
+    reasoning, content, calls = read(name, [text], prompt="<think>", complete=True)
+    assert reasoning.startswith("hm") and content == "" and len(calls) == 1
+    assert read(name, [text], prompt="<think>")[2] == []  # cut off: who knows what would have come
+    assert read(name, [text + "or not"], prompt="<think>", complete=True)[2] == []
+    assert read(name, [text + "</think>no"], prompt="<think>", complete=True)[1:] == ("no", [])
+
+
+def test_what_the_model_left_open_is_text_and_what_a_limit_cut_off_is_nothing():
+    text = "Write <tool_call>{ and so on"
+    assert read("hermes", [text], complete=True) == ("", text, [])
+    assert read("hermes", [text]) == ("", "Write ", [])
+    assert read("hermes", ["Well <tool_call>\n"], complete=True) == ("", "Well ", [])
 
 
 def test_marks_in_strings_are_text():
