@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgellm.sequence import Sequence
 
+Tokens = NDArray[np.int32]
 _REMEMBERED = 64  # requests
 _SHOWN = 12  # tokens on each side of where prompts part
 
@@ -51,25 +52,18 @@ class CacheReport:
         )
 
 
-class PromptHistory:
-    """Tokens of the newest requests, for reports."""
+class Known:
+    """The earlier requests that there were when one was begun: what its report is made from, when
+    somebody asks for it."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[str, NDArray[np.int32]]] = {}  # by number, oldest first
+    def __init__(self, sequence: Sequence, earlier: list[Tokens]) -> None:
+        self._tokens, self._n_cached = sequence.tokens[: sequence.n_prompt], sequence.n_cached
+        self._earlier = earlier
 
-    def add(self, sequence: Sequence) -> None:
-        """Remember a request that begins, or what it has come to."""
-        self._known.pop(sequence.number, None)
-        self._known[sequence.number] = sequence.salt, np.array(sequence.tokens, np.int32)
-        if len(self._known) > _REMEMBERED:
-            del self._known[next(iter(self._known))]
-
-    def report(self, sequence: Sequence, message_ends: Set[int]) -> CacheReport:
+    def report(self, message_ends: Set[int]) -> CacheReport:
         """``message_ends``: tokens that stand behind a message."""
-        prompt, best, nearest = np.array(sequence.tokens, np.int32), 0, None
-        for number, (salt, tokens) in self._known.items():
-            if salt != sequence.salt or number == sequence.number:
-                continue
+        prompt, best, nearest = np.array(self._tokens, np.int32), 0, None
+        for tokens in self._earlier:
             n = min(len(tokens), len(prompt))
             different = np.flatnonzero(tokens[:n] != prompt[:n])
             common = int(different[0]) if len(different) else n
@@ -78,10 +72,31 @@ class PromptHistory:
         there = () if nearest is None else tuple(nearest[best : best + _SHOWN].tolist())
         return CacheReport(
             n_prompt=len(prompt),
-            n_hit=sequence.n_cached,
+            n_hit=self._n_cached,
             n_common=best,
             before=tuple(prompt[max(0, best - _SHOWN) : best].tolist()),
             here=tuple(prompt[best : best + _SHOWN].tolist()),
             there=there,
-            message=sum(token in message_ends for token in sequence.tokens[:best]),
+            message=sum(token in message_ends for token in self._tokens[:best]),
+        )
+
+
+class PromptHistory:
+    """Tokens of the newest requests, for reports."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, Tokens]] = {}  # by number, oldest first
+
+    def add(self, sequence: Sequence) -> None:
+        """Remember a request that begins, or what it has come to."""
+        self._known.pop(sequence.number, None)
+        self._known[sequence.number] = sequence.salt, np.array(sequence.tokens, np.int32)
+        if len(self._known) > _REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+    def known(self, sequence: Sequence) -> Known:
+        """What may be compared with a request that begins."""
+        salt, number = sequence.salt, sequence.number
+        return Known(
+            sequence, [t for n, (s, t) in self._known.items() if s == salt and n != number]
         )

@@ -16,7 +16,8 @@ from edgellm.chat import ChatTemplate, special_texts
 from edgellm.chat_tokens import encode_rendered, render_marked
 from edgellm.errors import EdgeLLMError
 from edgellm.template_source import choose
-from edgellm.thinking import ANSWER, Part, ThinkingParser, is_mark
+from edgellm.thinking import ANSWER, THINKING, Part
+from edgellm.tools import AnswerParser, Content, Event, Reasoning, detect
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM
@@ -208,21 +209,22 @@ class Conversation:
             prompt, tokens = self._prompt()
             answer.n_prompt = len(tokens)
             self._check_room(len(tokens))
-            parser = ThinkingParser(prompt[-200:])
+            form = detect(self.template.source)
+            parser = AnswerParser(form, prompt=prompt[-200:], tokenizer=self.llm.tokenizer)
             self.on_prompt(len(tokens))
             stream = self.llm.stream(tokens, params)
             for piece in stream:
                 raw.append(piece.text)
-                for part in parser.push(self._with_mark(piece)):
-                    parts.append(part)
-                    yield part
+                for event in parser.push_token(piece.token, piece.text):
+                    parts += _parts(event)
+                    yield from _parts(event)
                 if piece.token is not None:
                     answer.tokens.append(int(piece.token))
-                    answer.n_thinking += bool(parts) and parts[-1].kind != ANSWER
+                    answer.n_thinking += parser.is_thinking
                 answer.finish_reason = piece.finish_reason
-            for part in parser.flush():
-                parts.append(part)
-                yield part
+            for event in parser.finish(complete=True):
+                parts += _parts(event)
+                yield from _parts(event)
             answer.context_full = self.llm.context_full
             answer.timings = self.llm.timings
         finally:
@@ -230,13 +232,6 @@ class Conversation:
                 stream.close()
             if answer.tokens or answer.finish_reason is not None:
                 self._keep(prompt, tokens, "".join(raw), parts)
-
-    def _with_mark(self, piece: Any) -> str:
-        """The text of a piece; a control token that marks thinking has none, but says so."""
-        if piece.token is None or piece.text or not self.llm.tokenizer.is_special(piece.token):
-            return str(piece.text)
-        mark = self.llm.tokenizer.token_text(piece.token)
-        return mark if is_mark(mark) else ""
 
     def _check_room(self, n_tokens: int) -> None:
         if n_tokens < self.llm.max_positions:
@@ -267,3 +262,10 @@ class Conversation:
         whole = written == raw
         self.last.is_kept = True
         self.seen = Seen(prompt + raw, tokens + self.last.tokens) if whole else None
+
+
+def _parts(event: Event) -> list[Part]:
+    """What a reader sees of it; without tools there are no calls."""
+    if isinstance(event, Reasoning | Content):
+        return [Part(THINKING if isinstance(event, Reasoning) else ANSWER, event.text)]
+    return []

@@ -54,6 +54,7 @@ from edgellm.sequence import Completion, Piece, Sequence, completion_of
 from edgellm.step_time import StepTime
 from edgellm.structured import Grammars
 from edgellm.tokenizer import Tokenizer
+from edgellm.tools.budget import budget_for
 
 _DOTS_PER_SECOND = 100e9  # of a core: a first guess
 LOGITS_TOKENS = 64  # of a step whose logits are all wanted: rows of a big vocabulary are big
@@ -626,6 +627,7 @@ class LLM:
                 bias=bias,
                 users=self._users,
                 matcher=self._grammars.matcher(params) if params.structured else None,
+                budget=budget_for(params, self.chat_template, self.tokenizer, tokens),
                 piece=self.tokenizer.piece if self.tokenizer.has_text else None,
                 choice=choice,
             )
@@ -703,8 +705,9 @@ class LLM:
 
     def explain(self, request: Completion | Sequence) -> str:
         """Why so much of a request's prompt had to be computed, in a sentence."""
-        report = request.cache_report
-        return report.text(self.detokenize) if report else "The request was not begun."
+        if request.known is None:
+            return "The request was not begun."
+        return request.known.report(self.tokenizer.eog).text(self.detokenize)
 
     def save_cache(
         self, path: str | os.PathLike[str], tokens: list[int], cache_salt: str = ""

@@ -57,7 +57,7 @@ class Loop:
         for sequence, error in self.scheduler.take_failed():
             self._end_early(sequence, error)
         for sequence in self.scheduler.take_begun():
-            sequence.cache_report = self._history.report(sequence, self._tokenizer().eog)
+            sequence.known = self._history.known(sequence)
             self._history.add(sequence)
         if not batch:
             self._watch()

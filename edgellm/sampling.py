@@ -28,6 +28,7 @@ from edgellm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from edgellm.structured import Matcher
     from edgellm.tokenizer import Tokenizer
+    from edgellm.tools.budget import ReasoningBudget
 
 Row = npt.NDArray[np.float32]
 UserSampler = Callable[[Row, npt.NDArray[np.int64], int], None]
@@ -53,7 +54,7 @@ class Sampler:
     """Draws the tokens of one sequence.
 
     ``draw`` is a function of its arguments, but for what the sequence has been through: the state
-    of a matcher and mirostat's mu, which ``accept`` and ``draw`` move on.
+    of a matcher, of a budget, and mirostat's mu, which ``accept`` and ``draw`` move on.
     """
 
     def __init__(
@@ -64,12 +65,13 @@ class Sampler:
         bias: Bias | None = None,
         users: Sequence[UserSampler] = (),
         matcher: "Matcher | None" = None,
+        budget: "ReasoningBudget | None" = None,
         piece: Callable[[int], bytes] | None = None,
         choice: int = 0,
     ) -> None:
         self.params, self.seed, self._choice = params, seed, choice
         self._bias, self._users, self._matcher = bias, users, matcher
-        self._piece = piece
+        self._piece, self._budget = piece, budget
         self._plain = bias is None and not users
         self._greedy = params.greedy and self._plain and matcher is None
         self._mu = 2 * params.mirostat_tau
@@ -86,6 +88,8 @@ class Sampler:
         best = int(logits.argmax())  # numpy finds a NaN first, and the lowest id among equals
         if not math.isfinite(logits[best]):
             raise ModelProducedNaN(position)
+        if (forced := self._forced(len(logits))) is not None:
+            return forced
         if self._greedy:
             return best
         history = self._history(tokens) if self._looks_back else NO_TOKENS
@@ -109,8 +113,18 @@ class Sampler:
         ids, place = pick(candidates, context)
         return int(ids[place])
 
+    def _forced(self, n_logits: int) -> int | None:
+        """What the budget wants, unless the grammar does not know of thoughts."""
+        token = None if self._budget is None else self._budget.forced()
+        if token is None or self._matcher is None:
+            return token
+        return token if token in self._matcher.allowed(n_logits) else None
+
     def accept(self, token: int) -> bool:
-        """Tell the grammar the token that was taken; True when the answer is complete with it."""
+        """Tell the budget and the grammar the token that was taken; True when the answer is
+        complete with it."""
+        if self._budget is not None:
+            self._budget.accept(token)
         return self._matcher is not None and self._matcher.accept(token)
 
     def _change(self, logits: Row, history: npt.NDArray[np.int64], position: int) -> Row:

@@ -57,6 +57,7 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | bool | str | None = None
     grammar: str | None = None
     regex: str | None = None
+    reasoning_budget: int = -1  # tokens of thinking; 0: none, -1: no limit
 
     def __post_init__(self) -> None:
         for name in ("stop", "dry_sequence_breakers"):
@@ -72,7 +73,7 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
         for name in ("top_k", "logprobs", "dry_allowed_length"):
             _require_int(name, getattr(self, name), 0)
-        for name in ("repeat_last_n", "dry_penalty_last_n"):
+        for name in ("repeat_last_n", "dry_penalty_last_n", "reasoning_budget"):
             _require_int(name, getattr(self, name), -1)
         if self.max_tokens is not None:
             _require_int("max_tokens", self.max_tokens, 1)

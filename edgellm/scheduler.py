@@ -178,9 +178,12 @@ class Scheduler:
         else:
             seconds = config.step_seconds
             if any(s.options.lane == 0 for s in decoding):
-                # people read along: their step may become longer by a factor
+                # People read along: their step may become longer by a factor, which grows with
+                # the prompts that others wait for.
                 # (options.lane: nobody reads what a promoted batch request generates)
-                seconds = (config.stretch - 1) * self._time.decode(n_decode)
+                gap = (config.stretch - 1) * self._time.decode(n_decode)
+                under_way = sum(s.n_waiting > 1 for s in self.running)
+                seconds = max(gap, min(seconds, gap * (under_way + self.n_waiting)))
             n = max(_TILE, self._time.n_prefill(seconds) // _TILE * _TILE)
             total = min(n_decode + n, config.step_tokens)
         share = int(total * config.prefill_share) if n_decode else total

@@ -13,7 +13,7 @@ from edgellm.sampling import Sampler, SamplingParams
 from edgellm.stops import StopMatcher
 
 if TYPE_CHECKING:
-    from edgellm.cache_report import CacheReport
+    from edgellm.cache_report import Known
     from edgellm.tokenizer import StreamDecoder
 
 _numbers = count()
@@ -56,7 +56,7 @@ class Sequence:
     is_cancelled: bool = False  # may be set by any thread
     n_preempted: int = 0
     is_promoted: bool = False  # of the batch lane, but treated as interactive from now on
-    cache_report: CacheReport | None = None  # since it was begun
+    known: Known | None = None  # since it was begun: what its prompt may be compared with
     pieces: deque[Piece] = field(default_factory=deque)  # not yet taken by the caller
     # what the cache knows of it while it runs
     n_computed: int = 0
@@ -141,7 +141,7 @@ class Completion:
     context_full: bool = False
     n_prompt: int = 0
     n_cached: int = 0  # of these, computed for an earlier request
-    cache_report: CacheReport | None = None
+    known: Known | None = None  # what its prompt may be compared with
 
 
 def completion_of(sequence: Sequence) -> Completion:
@@ -153,5 +153,5 @@ def completion_of(sequence: Sequence) -> Completion:
     return Completion(
         "".join(p.text for p in pieces), sequence.output, sequence.finish_reason or "error",
         sequence.timings(), logprobs, sequence.context_full, sequence.n_prompt, sequence.n_cached,
-        sequence.cache_report,
+        sequence.known,
     )  # fmt: skip

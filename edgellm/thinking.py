@@ -4,7 +4,7 @@ Models put their thinking between marks at the start of an answer. Often the tem
 written the opening mark at the end of the prompt, so the answer begins in the middle of a thought.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 THINKING, ANSWER = "thinking", "answer"
@@ -20,17 +20,15 @@ MARKS = {
     "<mm:think>": "</mm:think>",
     "<think:opensource>": "</think:opensource>",
     "<|START_THINKING|>": "<|END_THINKING|>",
-    "<|channel|>analysis<|message|>": "<|end|>",  # gpt-oss
+    "<|open|>think<|sep|>": "<|close|>think<|sep|>",  # Kimi K3
     "<|channel>thought\n": "<channel|>",  # Gemma 4
 }
 # Marks that say "here begins the answer" and are no part of it.
 SILENT = (
-    "<|start|>assistant",
-    "<|channel|>final<|message|>",
-    "<|channel|>commentary<|message|>",
     "<|START_RESPONSE|>",
+    "<|open|>response<|sep|>",
 )
-_PIECES = sorted({*MARKS, *MARKS.values(), *SILENT}, key=len, reverse=True)
+ALL_MARKS = (*MARKS, *MARKS.values(), *SILENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +39,14 @@ class Part:
     text: str
 
 
-def is_mark(text: str) -> bool:
-    """Whether a control token, which has no text of its own, is (a part of) a mark."""
-    return bool(text) and any(text in piece for piece in _PIECES)
-
-
 class ThinkingParser:
-    """Feed it the text as it comes. The result does not depend on how the text is cut."""
+    """Feed it the text as it comes. The result does not depend on how the text is cut.
 
-    def __init__(self, prompt: str = "") -> None:
+    ``breaks``: marks that end a thought although nobody closed it, and begin what follows.
+    """
+
+    def __init__(self, prompt: str = "", breaks: Sequence[str] = ()) -> None:
+        self._breaks = tuple(breaks)
         self._held = ""
         self._close: str | None = None  # inside a thought: what ends it
         self._begun = False  # the answer itself has begun: marks in it are its text
@@ -58,6 +55,11 @@ class ThinkingParser:
         for opening, closing in MARKS.items():
             if end.endswith(opening.rstrip()):
                 self._close = closing
+
+    @property
+    def closing(self) -> str | None:
+        """Inside a thought, the mark that ends it; None: outside."""
+        return self._close
 
     def push(self, text: str) -> Iterator[Part]:
         """The parts that are certain now."""
@@ -86,17 +88,22 @@ class ThinkingParser:
         return taken
 
     def _think(self, closing: str) -> Iterator[Part]:
-        place = self._held.find(closing)
-        if place >= 0:
+        ends = (closing, *self._breaks)
+        hits = [(place, end) for end in ends if (place := self._held.find(end)) >= 0]
+        if hits:
+            place, end = min(hits)
             if thought := self._take(place):
                 yield Part(THINKING, thought)
-            self._take(len(closing))
+            if end == closing:
+                self._take(len(closing))
             self._close, self._after = None, True
             return
-        keep = next(
-            (n for n in range(min(len(closing) - 1, len(self._held)), 0, -1)
-             if self._held.endswith(closing[:n])), 0,
-        )  # fmt: skip
+        keep = max(
+            n
+            for end in ends
+            for n in range(min(len(end) - 1, len(self._held)) + 1)
+            if self._held.endswith(end[:n])
+        )
         if thought := self._take(len(self._held) - keep):
             yield Part(THINKING, thought)
 

@@ -32,7 +32,7 @@ from edgellm.kernels.cpu.lowering import Lowering, ProgramError
 from edgellm.kernels.cpu.memory import allocate, round_up
 from edgellm.kernels.cpu.stages import Argument, Buffer, Stages
 from edgellm.kernels.cpu.store import KernelStore
-from edgellm.kernels.cpu.team import LINE, Team
+from edgellm.kernels.cpu.team import LINE, Team, TeamError
 from edgellm.kernels.cpu.weights import LinearKernel, PackedWeights, ReadInto, linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Graph, Op, Rope, Rows, Tensor, Weight
 from edgellm.kernels.rope import RopeTable
@@ -139,6 +139,8 @@ class Program:
         for hooks in self.hooks.values():
             for hook in hooks:
                 hook.raise_error()
+        if self.team.was_aborted:
+            raise TeamError("the step was given up: the model is being closed")
 
     def profile(self, n_tokens: int, n_out: int) -> list[tuple[str, float, float]]:
         """(label, cycles waiting, cycles working) of each stage as thread 0 saw it."""

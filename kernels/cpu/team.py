@@ -375,6 +375,11 @@ class Team:
         """Whether it can run: neither closed nor the copy of a forked process."""
         return self._stop.alive and os.getpid() == self._pid
 
+    @property
+    def was_aborted(self) -> bool:
+        """Whether the last step ended early."""
+        return bool(self.header[_ABORT])
+
     def abort(self) -> None:
         """End the running step early (from another thread); its results are void."""
         self.header[_ABORT] = 1

@@ -24,7 +24,7 @@ def test_where_a_prompt_parts_from_the_nearest_earlier_one() -> None:
         history.add(request(prompt))
     asked = request([*system, 4, 6, END])
     asked.n_cached = 5
-    report = history.report(asked, {END})
+    report = history.known(asked).report({END})
     assert (report.n_common, report.message) == (5, 1)
     assert (report.here, report.there) == ((6, END), (5, END, 6))
     text = report.text(decode)
@@ -38,19 +38,21 @@ def test_what_was_given_away_is_said() -> None:
     history.add(request(list(range(20))))
     asked = request([*range(15), 99])
     asked.n_cached = 4
-    text = history.report(asked, {END}).text(decode)
+    text = history.known(asked).report({END}).text(decode)
     assert "Of 15 common tokens the rest was no longer kept" in text
 
 
 def test_nothing_alike_and_everything_alike() -> None:
     history = PromptHistory()
     history.add(request([1, 2, 3], cache_salt="other"))
-    assert "no earlier request begins like this" in history.report(request([1, 2]), {END}).text(
+    assert "no earlier request begins like this" in history.known(request([1, 2])).report(
+        {END}
+    ).text(decode)
+    history.add(request([1, 2, 3]))
+    assert "an earlier request has them all" in history.known(request([1, 2])).report({END}).text(
         decode
     )
-    history.add(request([1, 2, 3]))
-    assert "an earlier request has them all" in history.report(request([1, 2]), {END}).text(decode)
-    ends = history.report(request([1, 2, 3, 4]), {END}).text(decode)
+    ends = history.known(request([1, 2, 3, 4])).report({END}).text(decode)
     assert "an earlier request ends at token 3" in ends and "here follows '4'" in ends
 
 
@@ -58,8 +60,8 @@ def test_only_the_newest_requests_are_remembered() -> None:
     history = PromptHistory()
     for i in range(100):
         history.add(request([i]))
-    assert history.report(request([35, 1]), {END}).n_common == 0
-    assert history.report(request([36, 1]), {END}).n_common == 1
+    assert history.known(request([35, 1])).report({END}).n_common == 0
+    assert history.known(request([36, 1])).report({END}).n_common == 1
 
 
 def test_the_engine_explains_its_requests(tiny_model: Callable[..., Path]) -> None:

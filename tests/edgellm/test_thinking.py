@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgellm.thinking import ANSWER, MARKS, THINKING, ThinkingParser, is_mark
+from edgellm.thinking import ANSWER, THINKING, ThinkingParser
 
 CASES = [
     ("", "Just an answer.", "", "Just an answer."),
@@ -17,12 +17,6 @@ CASES = [
     ("", "<think>a </thin b</think>c", "a </thin b", "c"),
     ("", "[THINK]hm[/THINK]Yes.", "hm", "Yes."),
     ("", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.", "hm", "Yes."),
-    (
-        "<|start|>assistant",
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
-        "hm",
-        "Yes.",
-    ),
     ("", "<|channel>thought\nhm<channel|>Yes.", "hm", "Yes."),
     ("", "<", "", "<"),
     ("", "", "", ""),
@@ -43,8 +37,3 @@ def test_an_answer_is_not_held_back():
     parser = ThinkingParser()
     assert [p.text for p in parser.push("Hel")] == ["Hel"]
     assert [p.text for p in parser.push("<think>")] == ["<think>"]
-
-
-def test_marks():
-    assert all(is_mark(piece) for pair in MARKS.items() for piece in pair)
-    assert is_mark("<|channel>") and not is_mark("<|im_end|>") and not is_mark("")
