@@ -65,6 +65,10 @@ FLAGS = (
         "ignore_eos", bool, False, "--ignore-eos", help="Go on when the model wants to stop.",
     ),
     _flag(
+        "reasoning_budget", int, -1, "--reasoning-budget", min=-1,
+        help="Most tokens of thinking; 0: none, -1: no limit.",
+    ),
+    _flag(
         "temperature", float, 0.8, "--temp", "--temperature", min=0, help="0: most likely token.",
     ),
     _flag("top_k", int, 40, "--top-k", min=0, help="0: off."),

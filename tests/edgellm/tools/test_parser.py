@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.tokenizer import BYTE_OF_LETTER, Tokenizer
@@ -136,6 +136,7 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(CALLS)), st.lists(WORDS, max_size=12), st.data())
 def test_the_cut_does_not_matter_and_nothing_raises(name, words, data):
     text = "".join(words)
