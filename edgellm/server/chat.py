@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -21,7 +21,19 @@ from edgellm.server.parameters import check_n, request_options, sampling_params
 from edgellm.server.replies import chat_logprobs, finish_reason, new_id, timings, usage
 from edgellm.server.schemas import ChatMessage, ChatRequest, TemplateRequest
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread
-from edgellm.thinking import THINKING, ThinkingParser, is_mark
+from edgellm.tools import (
+    AnswerParser,
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    Format,
+    Reasoning,
+    detect,
+)  # fmt: skip
+from edgellm.tools.grammar import NoGrammar, tool_grammar
+
+_PROMPT_END = 200  # characters in which a template may have begun a thought
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
@@ -61,43 +73,83 @@ def rendered(service: Service, body: ChatRequest | TemplateRequest) -> tuple[str
     options: dict[str, Any] = {"variables": body.chat_template_kwargs}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
-    if body.tools:
-        options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    if tools := _tools(body):
+        options["tools"] = tools
     tokenizer = service.engine.llm.tokenizer
     messages = plain_messages(body.messages)
     text, literal = render_marked(tokenizer, service.template, messages, **options)
     return text, encode_rendered(tokenizer, service.template, text, literal)
 
 
+def _tools(body: ChatRequest | TemplateRequest) -> list[dict[str, Any]]:
+    """The tools that are offered."""
+    if isinstance(body, ChatRequest) and body.tool_choice == "none":
+        return []
+    return [tool.model_dump(exclude_none=True) for tool in body.tools or []]
+
+
+def _format(service: Service) -> Format:
+    """How the model writes calls."""
+    return detect(service.template.source if service.template is not None else "")
+
+
 @dataclass
 class _Choice:
     """One choice while it streams: what its pieces come to."""
 
-    parser: ThinkingParser
+    parser: AnswerParser
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[Piece] = field(default_factory=list)
 
-    def push(self, text: str, is_last: bool) -> dict[str, str]:
-        """The delta that a piece's text makes."""
-        parts = [*self.parser.push(text), *(self.parser.flush() if is_last else ())]
-        delta: dict[str, str] = {}
-        for part in parts:
-            thinks = part.kind == THINKING
-            name = "reasoning_content" if thinks else "content"
-            (self.reasoning if thinks else self.content).append(part.text)
-            delta[name] = delta.get(name, "") + part.text
+    def push(self, piece: Piece) -> dict[str, Any]:
+        """The delta that a piece makes."""
+        events = list(self.parser.push_token(piece.token, piece.text))
+        if piece.finish_reason is not None:
+            events += self.parser.finish(complete=piece.finish_reason == "stop")
+        delta: dict[str, Any] = {}
+        for event in events:
+            self._add(event, delta)
         return delta
 
+    def _add(self, event: Event, delta: dict[str, Any]) -> None:
+        if isinstance(event, Reasoning):
+            self.reasoning.append(event.text)
+            delta["reasoning_content"] = delta.get("reasoning_content", "") + event.text
+        elif isinstance(event, Content):
+            self.content.append(event.text)
+            delta["content"] = delta.get("content", "") + event.text
+        elif isinstance(event, CallStart):
+            function = {"name": event.name, "arguments": ""}
+            call = {"id": event.id, "type": "function", "function": function}
+            self.calls.append(call)
+            begun = {"index": event.index, **call, "function": dict(function)}
+            delta.setdefault("tool_calls", []).append(begun)
+        elif isinstance(event, CallArguments):
+            self.calls[event.index]["function"]["arguments"] += event.text
+            deltas = delta.setdefault("tool_calls", [])
+            mine = next((d for d in deltas if d["index"] == event.index), None)
+            if mine is None:
+                deltas.append({"index": event.index, "function": {"arguments": event.text}})
+            else:
+                mine["function"]["arguments"] += event.text
+
+    def finish_reason(self, reason: str | None) -> str:
+        return "tool_calls" if self.calls and reason == "stop" else finish_reason(reason)
+
     def message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
+        content = "".join(self.content)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if self.reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            message |= {"tool_calls": self.calls, "content": content or None}
         return message
 
 
 class _Answer:
-    """The answer to one chat request."""
+    """The answer to one chat request. ``text`` is its prompt."""
 
     def __init__(
         self, service: Service, body: ChatRequest, model: str, text: str, request: Request,
@@ -105,19 +157,19 @@ class _Answer:
     ) -> None:  # fmt: skip
         self._llm, self._body, self._request = service.engine.llm, body, request
         self._n_top = n_top
-        self._choices = [_Choice(ThinkingParser(text[-200:])) for _ in request.choices]
+        form, tools = _format(service), _tools(body)
+        self._choices = [
+            _Choice(AnswerParser(form, tools, text[-_PROMPT_END:], self._llm.tokenizer))
+            for _ in request.choices
+        ]
         self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": model,
                       "system_fingerprint": "edgellm"}  # fmt: skip
 
-    def _push(self, piece: Piece) -> dict[str, str]:
-        text = piece.text
-        if piece.token is not None and not text and self._llm.tokenizer.is_special(piece.token):
-            mark = self._llm.tokenizer.token_text(piece.token)
-            text = mark if is_mark(mark) else ""
+    def _push(self, piece: Piece) -> dict[str, Any]:
         choice = self._choices[piece.choice]
         if piece.token is not None:
             choice.logprobs.append(piece)
-        return choice.push(text, piece.finish_reason is not None)
+        return choice.push(piece)
 
     def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
         if self._n_top is None:
@@ -133,7 +185,7 @@ class _Answer:
                 "index": i,
                 "message": choice.message(),
                 "logprobs": self._logprobs(choice),
-                "finish_reason": finish_reason(sequence.finish_reason),
+                "finish_reason": choice.finish_reason(sequence.finish_reason),
             }
             for i, (choice, sequence) in enumerate(
                 zip(self._choices, self._request.choices, strict=True)
@@ -162,7 +214,7 @@ class _Answer:
             if piece.finish_reason is not None:
                 sequence = self._request.choices[piece.choice]
                 if sequence.error is None:
-                    reason = finish_reason(piece.finish_reason)
+                    reason = self._choices[piece.choice].finish_reason(piece.finish_reason)
                     last = self._chunk(piece.choice, {}, None, reason)
                     yield {**last, "timings": timings(sequence)}
         if self._wants_usage:
@@ -195,6 +247,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     options = request_options(body, http.scope.get("state", {}).get("client", ""),
                               service.request_seconds)  # fmt: skip
     text, tokens = await in_thread(lambda: rendered(service, body))
+    params = _with_calls(service, body, params, text)
     request = await service.open(tokens, params, options, n)
     answer = _Answer(service, body, model, text, request, n_top)
     if body.stream:
@@ -221,6 +274,33 @@ def _params(service: Service, body: ChatRequest, n_top: int | None) -> SamplingP
                        param="max_tokens")  # fmt: skip
     logprobs = 0 if n_top is None else max(1, n_top)
     return sampling_params(body, service.defaults, most, logprobs)
+
+
+def _with_calls(
+    service: Service, body: ChatRequest, params: SamplingParams, text: str
+) -> SamplingParams:
+    """The grammar of an answer that has to be a call."""
+    choice = body.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return params
+    if not body.tools:
+        raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
+    name = None if isinstance(choice, str) else choice.function.name
+    if name is not None and name not in (tool.function.name for tool in body.tools):
+        raise ApiError(
+            400, f"tool_choice: there is no tool {name!r:.100}.", param="tool_choice.function.name"
+        )
+    if params.structured:
+        raise ApiError(400, "An answer that has to be a call cannot have a form besides.",
+                       param="tool_choice")  # fmt: skip
+    try:
+        grammar = tool_grammar(
+            _format(service), _tools(body), name, parallel=body.parallel_tool_calls is not False,
+            prompt=text[-_PROMPT_END:], tokenizer=service.engine.llm.tokenizer,
+        )  # fmt: skip
+    except NoGrammar as error:
+        raise unsupported(str(error), "tool_choice") from None
+    return replace(params, grammar=grammar)
 
 
 async def apply_template(http: HttpRequest) -> Response:

@@ -16,7 +16,7 @@ _SAME = (
     "xtc_threshold", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty",
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dynatemp_range",
     "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "ignore_eos",
-    "json_schema", "grammar", "regex", "stop",
+    "json_schema", "grammar", "regex", "stop", "reasoning_budget",
 )  # fmt: skip
 
 

@@ -75,6 +75,7 @@ class Sampled(Body):
     json_schema: dict[str, Any] | bool | None = None
     grammar: str | None = Field(default=None, max_length=1 << 16)
     regex: str | None = Field(default=None, max_length=1 << 14)
+    reasoning_budget: int | None = Field(default=None, ge=-1, lt=1 << 31)
     priority: Literal["interactive", "batch"] | int | None = None
     timeout: float | None = Field(default=None, gt=0)
     cache_salt: str | None = Field(default=None, max_length=256)

@@ -76,9 +76,10 @@ def start(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Running]]:
 
     def begin(
         guard: Guard | None = None, app: dict[str, Any] | None = None, name: str = "llama",
+        template: str = TEMPLATE,
         **options: Any,
     ) -> Running:  # fmt: skip
-        path = tiny_model(name, template=TEMPLATE, n_ctx=2048)
+        path = tiny_model(name, template=template, n_ctx=2048)
         server = Running(path, guard or Guard(), app or {}, **options)
         running.append(server)
         return server

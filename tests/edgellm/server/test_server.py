@@ -389,3 +389,52 @@ def test_health_answers_while_a_long_prompt_is_read(start: Callable[..., Any]) -
     while thread.is_alive():
         assert one.http.get("/health").status_code == 200
     thread.join()
+
+
+# ---- tools --------------------------------------------------------------------------------------
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+HERMES = (
+    "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>{% endif %}'
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
+)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_call_that_has_to_be(start: Callable[..., Any], choice: Any) -> None:
+    server = start(template=HERMES, n_ctx=2048)
+    client = OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    asked: Any = {
+        "model": "tiny", "messages": ASK, "tools": [WEATHER], "tool_choice": choice,
+        "parallel_tool_calls": False, "max_tokens": 300, "seed": 4,
+    }  # fmt: skip
+    done = client.chat.completions.create(**asked)
+    [call] = done.choices[0].message.tool_calls or []
+    assert done.choices[0].finish_reason == "tool_calls" and done.choices[0].message.content is None
+    assert call.function.name == "weather" and list(json.loads(call.function.arguments)) == ["city"]
+    chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+    deltas = [d for c in chunks for d in c.delta.tool_calls or []]
+    assert deltas[0].id and deltas[0].function.name == "weather"
+    assert "".join(d.function.arguments or "" for d in deltas) == call.function.arguments
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_tools_that_cannot_be_asked_for(server: Any) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    for change in ({"tool_choice": "required"}, {"tools": [WEATHER], "tool_choice": other},
+                   {"tools": [{"type": "function", "function": {}}]}):  # fmt: skip
+        assert server.post(CHAT, {"messages": ASK, **change}).status_code == 400
