@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,6 +86,11 @@ class Loop:
         )
         return True
 
+    @cached_property
+    def _eog(self) -> frozenset[int]:
+        """Tokens that end a text; the tokenizer may still be loading when the loop is made."""
+        return frozenset(self._tokenizer().eog)
+
     def _update(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Sample the sequence's next token and decide whether it was the last."""
         params = sequence.params
@@ -98,7 +104,7 @@ class Loop:
         now = time.perf_counter()
         sequence.first_token = sequence.first_token or now
         self.metrics.token(sequence, now)
-        if token in self._tokenizer().eog and (params.structured or not params.ignore_eos):
+        if token in self._eog and (params.structured or not params.ignore_eos):
             self.finish(sequence, "stop")
             return
         sequence.tokens.append(token)

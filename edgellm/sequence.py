@@ -6,7 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgellm.request_options import RequestOptions
 from edgellm.sampling import Sampler, SamplingParams
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 _numbers = count()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A step of a stream: text to show (may be empty) and its token; the last has a finish_reason.
 
     ``logprob`` and ``top_logprobs`` are filled when SamplingParams.logprobs asks for them;
