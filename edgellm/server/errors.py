@@ -20,13 +20,13 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
     501: "not_supported_error",
     503: "unavailable_error",
-    504: "timeout_error",
 }
 
 
@@ -71,7 +71,7 @@ def api_error(error: Exception) -> ApiError:
             n_prompt_tokens=error.n_prompt, n_ctx=error.n_ctx,
         )  # fmt: skip
     if isinstance(error, RequestTimeout):
-        return ApiError(504, str(error), code="timeout")
+        return ApiError(408, str(error), code="timeout")
     if isinstance(error, Overloaded | EngineError):
         return ApiError(503, str(error))
     if isinstance(error, ModelProducedNaN):

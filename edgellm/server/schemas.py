@@ -77,7 +77,7 @@ class Sampled(Body):
     regex: str | None = Field(default=None, max_length=1 << 14)
     reasoning_budget: int | None = Field(default=None, ge=-1, lt=1 << 31)
     priority: Literal["interactive", "batch"] | int | None = None
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: float | None = Field(default=None, ge=0.001)
     cache_salt: str | None = Field(default=None, max_length=256)
     user: str | None = None
     return_cache_report: bool | None = None

@@ -438,3 +438,13 @@ def test_tools_that_cannot_be_asked_for(server: Any) -> None:
     for change in ({"tool_choice": "required"}, {"tools": [WEATHER], "tool_choice": other},
                    {"tools": [{"type": "function", "function": {}}]}):  # fmt: skip
         assert server.post(CHAT, {"messages": ASK, **change}).status_code == 400
+
+
+def test_a_request_that_runs_out_of_time(server: Any) -> None:
+    body = {"messages": ASK, "ignore_eos": True, "timeout": 0.02}
+    answer = server.post(CHAT, body)
+    assert answer.status_code == 408 and error_of(answer)["type"] == "timeout_error"
+    with server.http.stream("POST", CHAT, json={**body, "stream": True}) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert "timeout_error" in lines[-1]  # the last event is the error: no [DONE]
+    server.until(server.is_idle)
