@@ -17,6 +17,7 @@ from edgellm.sequence import Piece
 from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.generic_tools import format_of, with_tools
 from edgellm.server.parameters import check_n, request_options, sampling_params
 from edgellm.server.replies import chat_logprobs, finish_reason, new_id, timings, usage
 from edgellm.server.schemas import ChatMessage, ChatRequest, TemplateRequest
@@ -29,7 +30,6 @@ from edgellm.tools import (
     Event,
     Format,
     Reasoning,
-    detect,
 )  # fmt: skip
 from edgellm.tools.grammar import NoGrammar, tool_grammar
 
@@ -73,10 +73,10 @@ def rendered(service: Service, body: ChatRequest | TemplateRequest) -> tuple[str
     options: dict[str, Any] = {"variables": body.chat_template_kwargs}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
-    if tools := _tools(body):
+    tokenizer, template = service.engine.llm.tokenizer, service.template.source
+    messages, tools = with_tools(template, plain_messages(body.messages), _tools(body))
+    if tools:
         options["tools"] = tools
-    tokenizer = service.engine.llm.tokenizer
-    messages = plain_messages(body.messages)
     text, literal = render_marked(tokenizer, service.template, messages, **options)
     return text, encode_rendered(tokenizer, service.template, text, literal)
 
@@ -88,9 +88,10 @@ def _tools(body: ChatRequest | TemplateRequest) -> list[dict[str, Any]]:
     return [tool.model_dump(exclude_none=True) for tool in body.tools or []]
 
 
-def _format(service: Service) -> Format:
+def _format(service: Service, body: ChatRequest) -> Format:
     """How the model writes calls."""
-    return detect(service.template.source if service.template is not None else "")
+    template = service.template.source if service.template is not None else ""
+    return format_of(template, _tools(body))
 
 
 @dataclass
@@ -157,7 +158,7 @@ class _Answer:
     ) -> None:  # fmt: skip
         self._llm, self._body, self._request = service.engine.llm, body, request
         self._n_top = n_top
-        form, tools = _format(service), _tools(body)
+        form, tools = _format(service, body), _tools(body)
         self._choices = [
             _Choice(AnswerParser(form, tools, text[-_PROMPT_END:], self._llm.tokenizer))
             for _ in request.choices
@@ -295,8 +296,8 @@ def _with_calls(
                        param="tool_choice")  # fmt: skip
     try:
         grammar = tool_grammar(
-            _format(service), _tools(body), name, parallel=body.parallel_tool_calls is not False,
-            prompt=text[-_PROMPT_END:], tokenizer=service.engine.llm.tokenizer,
+            _format(service, body), _tools(body), name,
+            parallel=body.parallel_tool_calls is not False, prompt=text[-_PROMPT_END:], tokenizer=service.engine.llm.tokenizer,
         )  # fmt: skip
     except NoGrammar as error:
         raise unsupported(str(error), "tool_choice") from None

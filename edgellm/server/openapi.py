@@ -25,7 +25,8 @@ _ERROR = {
 }  # fmt: skip
 _STATUSES = {
     "400": "A field is at fault", "401": "No API key", "403": "Not allowed",
-    "404": "Not here", "408": "Out of time", "413": "Too large", "415": "Not JSON", "429": "Too much waits",
+    "404": "Not here", "408": "Out of time", "413": "Too large", "415": "Not JSON",
+    "429": "Too much waits",
     "500": "The server failed", "503": "Not ready",
 }  # fmt: skip
 

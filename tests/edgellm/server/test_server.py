@@ -448,3 +448,26 @@ def test_a_request_that_runs_out_of_time(server: Any) -> None:
         lines = [line for line in answer.iter_lines() if line]
     assert "timeout_error" in lines[-1]  # the last event is the error: no [DONE]
     server.until(server.is_idle)
+
+
+def test_tools_for_a_template_that_knows_none(start: Callable[..., Any]) -> None:
+    """They are told in the system message; calls and results of earlier turns become text."""
+    server = start(n_ctx=2048)
+    history = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "a", "type": "function",
+             "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "sun"},
+    ]  # fmt: skip
+    prompt = server.post("/apply-template", {"messages": history, "tools": [WEATHER]}).json()[
+        "prompt"
+    ]
+    assert prompt.startswith("<|system|>") and '"name": "weather"' in prompt
+    assert '{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call></s>' in prompt
+    assert "<|user|><tool_response>\nsun\n</tool_response></s>" in prompt
+    body = {"messages": history, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 99,
+            "parallel_tool_calls": False}  # fmt: skip
+    answer = server.post(CHAT, body).json()["choices"][0]
+    if answer["finish_reason"] == "tool_calls":
+        assert answer["message"]["tool_calls"][0]["function"]["name"] == "weather"
