@@ -297,7 +297,8 @@ def _with_calls(
     try:
         grammar = tool_grammar(
             _format(service, body), _tools(body), name,
-            parallel=body.parallel_tool_calls is not False, prompt=text[-_PROMPT_END:], tokenizer=service.engine.llm.tokenizer,
+            parallel=body.parallel_tool_calls is not False,
+            prompt=text[-_PROMPT_END:], tokenizer=service.engine.llm.tokenizer,
         )  # fmt: skip
     except NoGrammar as error:
         raise unsupported(str(error), "tool_choice") from None
