@@ -77,7 +77,7 @@ def _checked(handler: Handler) -> Handler:
             answer = api_error(error)
             if answer.status == 500:
                 log.exception("%s %s failed", http.method, http.url.path)
-            return answer.response()
+            return answer.response(http.url.path)
 
     return endpoint
 
@@ -85,7 +85,7 @@ def _checked(handler: Handler) -> Handler:
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
-        return ApiError(404, "There is no such path.").response()
+        return ApiError(404, "There is no such path.").response(http.url.path)
     if status == 405:
-        return ApiError(405, "This path has other methods.").response()
-    return ApiError(400, "The request cannot be understood.").response()
+        return ApiError(405, "This path has other methods.").response(http.url.path)
+    return ApiError(400, "The request cannot be understood.").response(http.url.path)
