@@ -13,7 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgellm import __version__
-from edgellm.server import chat, completions, metrics, openapi, plain, schemas
+from edgellm.server import (
+    anthropic,
+    anthropic_schemas,
+    chat,
+    completions,
+    metrics,
+    openapi,
+    plain,
+    schemas,
+)
 from edgellm.server.body import Body
 from edgellm.server.errors import ApiError, api_error
 from edgellm.server.safety import Guard, Safety
@@ -23,6 +32,8 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 ROUTES: list[tuple[str, str, Handler, type[Body] | None]] = [
     ("POST", "/v1/chat/completions", chat.chat_completions, schemas.ChatRequest),
     ("POST", "/v1/completions", completions.completions, schemas.CompletionRequest),
+    ("POST", "/v1/messages", anthropic.messages, anthropic_schemas.MessagesRequest),
+    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens, anthropic_schemas.CountRequest),
     ("POST", "/v1/embeddings", plain.embeddings, schemas.EmbeddingRequest),
     ("GET", "/v1/models", plain.models, None),
     ("GET", "/v1/models/{name:path}", plain.model, None),
