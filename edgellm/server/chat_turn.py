@@ -18,7 +18,7 @@ from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Piece, Sequence
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.parameters import check_n, request_options, sampling_params
-from edgellm.server.schemas import ChatMessage, ChatRequest, TemplateRequest
+from edgellm.server.schemas import ChatMessage, ChatRequest, Sampled, TemplateRequest
 from edgellm.server.service import Service, in_thread
 from edgellm.tools import (
     AnswerParser,
@@ -106,6 +106,19 @@ async def begin(
     text, tokens = await in_thread(lambda: rendered(service, body))
     params = _with_calls(service, body, params, text)
     return Turn(service, body, text, await service.open(tokens, params, options, n))
+
+
+async def begin_text(
+    http: HttpRequest, service: Service, body: Sampled, tokens: list[int], n_top: int | None = None
+) -> Request:
+    """Queue a prompt that is no chat."""
+    if not tokens:
+        raise ApiError(400, "prompt: it is empty.", param="prompt")
+    logprobs = 0 if n_top is None else max(1, n_top)
+    params = sampling_params(body, service.defaults, body.max_tokens, logprobs)
+    options = request_options(body, http.scope.get("state", {}).get("client", ""),
+                              service.request_seconds)  # fmt: skip
+    return await service.open(tokens, params, options, 1)
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
