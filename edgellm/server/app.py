@@ -24,6 +24,8 @@ from edgellm.server import (
     ollama_schemas,
     openapi,
     plain,
+    responses,
+    responses_schemas,
     schemas,
 )
 from edgellm.server.body import Body
@@ -37,6 +39,7 @@ ROUTES: list[tuple[str, str, Handler, type[Body] | None]] = [
     ("POST", "/v1/completions", completions.completions, schemas.CompletionRequest),
     ("POST", "/v1/messages", anthropic.messages, anthropic_schemas.MessagesRequest),
     ("POST", "/v1/messages/count_tokens", anthropic.count_tokens, anthropic_schemas.CountRequest),
+    ("POST", "/v1/responses", responses.responses, responses_schemas.ResponsesRequest),
     ("POST", "/v1/embeddings", plain.embeddings, schemas.EmbeddingRequest),
     ("GET", "/v1/models", plain.models, None),
     ("GET", "/v1/models/{name:path}", plain.model, None),

@@ -43,9 +43,11 @@ class Choice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    n_thought: int = 0  # tokens of thinking
 
     def push(self, piece: Piece) -> list[Event]:
         """What a piece brings."""
+        self.n_thought += piece.token is not None and self.parser.is_thinking
         events = list(self.parser.push_token(piece.token, piece.text))
         if piece.finish_reason is not None:
             events += self.parser.finish(complete=piece.finish_reason == "stop")

@@ -44,7 +44,7 @@ class Form:
 
 def _responses_error(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "code": str(error.code or error.type), "message": error.message,
-            "param": error.param}  # fmt: skip
+            "param": error.param, "sequence_number": 0}  # fmt: skip
 
 
 OPENAI = Form(end=b"data: [DONE]\n\n")
@@ -60,6 +60,14 @@ def response(events: AsyncIterator[dict[str, Any]], form: Form = OPENAI) -> Stre
     return StreamingResponse(_bytes(events, form), media_type=form.media_type, headers=headers)
 
 
+def failure(error: Exception) -> ApiError:
+    """What a stream ends with; of our own faults the log has more."""
+    answer = api_error(error)
+    if answer.status == 500:
+        log.error("a stream failed", exc_info=error)
+    return answer
+
+
 async def _bytes(events: AsyncIterator[dict[str, Any]], form: Form) -> AsyncIterator[bytes]:
     iterator = aiter(events)
     coming: asyncio.Task[dict[str, Any]] | None = None
@@ -73,10 +81,7 @@ async def _bytes(events: AsyncIterator[dict[str, Any]], form: Form) -> AsyncIter
         if form.end:
             yield form.end
     except Exception as error:
-        answer = api_error(error)
-        if answer.status == 500:
-            log.exception("a stream failed")
-        yield form.encode(form.error(answer))
+        yield form.encode(form.error(failure(error)))
     finally:
         if coming is not None and not coming.done():
             coming.cancel()
