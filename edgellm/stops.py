@@ -22,6 +22,11 @@ class StopMatcher:
         self._held = ""
         self._hit: str | None = None
 
+    @property
+    def hit(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._hit
+
     def push(self, text: str) -> tuple[str, str | None]:
         """Take the next piece; return (text to show, the stop string that ended it or None).
 

@@ -13,7 +13,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgellm import __version__
-from edgellm.server import chat, completions, metrics, openapi, plain, schemas
+from edgellm.server import (
+    anthropic,
+    anthropic_schemas,
+    chat,
+    completions,
+    metrics,
+    ollama,
+    ollama_models,
+    ollama_schemas,
+    openapi,
+    plain,
+    responses,
+    responses_schemas,
+    schemas,
+)
 from edgellm.server.body import Body
 from edgellm.server.errors import ApiError, api_error
 from edgellm.server.safety import Guard, Safety
@@ -23,9 +37,19 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 ROUTES: list[tuple[str, str, Handler, type[Body] | None]] = [
     ("POST", "/v1/chat/completions", chat.chat_completions, schemas.ChatRequest),
     ("POST", "/v1/completions", completions.completions, schemas.CompletionRequest),
+    ("POST", "/v1/messages", anthropic.messages, anthropic_schemas.MessagesRequest),
+    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens, anthropic_schemas.CountRequest),
+    ("POST", "/v1/responses", responses.responses, responses_schemas.ResponsesRequest),
     ("POST", "/v1/embeddings", plain.embeddings, schemas.EmbeddingRequest),
     ("GET", "/v1/models", plain.models, None),
     ("GET", "/v1/models/{name:path}", plain.model, None),
+    ("POST", "/api/chat", ollama.chat, ollama_schemas.OllamaChatRequest),
+    ("POST", "/api/generate", ollama.generate, ollama_schemas.GenerateRequest),
+    ("POST", "/api/embed", ollama_models.api_embed, ollama_schemas.EmbedRequest),
+    ("GET", "/api/tags", ollama_models.tags, None),
+    ("POST", "/api/show", ollama_models.show, ollama_schemas.ShowRequest),
+    ("GET", "/api/ps", ollama_models.ps, None),
+    ("GET", "/api/version", ollama_models.version, None),
     ("POST", "/tokenize", plain.tokenize, schemas.TokenizeRequest),
     ("POST", "/detokenize", plain.detokenize, schemas.DetokenizeRequest),
     ("POST", "/apply-template", chat.apply_template, schemas.TemplateRequest),
@@ -77,7 +101,7 @@ def _checked(handler: Handler) -> Handler:
             answer = api_error(error)
             if answer.status == 500:
                 log.exception("%s %s failed", http.method, http.url.path)
-            return answer.response()
+            return answer.response(http.url.path)
 
     return endpoint
 
@@ -85,7 +109,7 @@ def _checked(handler: Handler) -> Handler:
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
-        return ApiError(404, "There is no such path.").response()
+        return ApiError(404, "There is no such path.").response(http.url.path)
     if status == 405:
-        return ApiError(405, "This path has other methods.").response()
-    return ApiError(400, "The request cannot be understood.").response()
+        return ApiError(405, "This path has other methods.").response(http.url.path)
+    return ApiError(400, "The request cannot be understood.").response(http.url.path)

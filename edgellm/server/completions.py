@@ -18,7 +18,7 @@ from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.parameters import check_n, request_options, sampling_params
 from edgellm.server.replies import finish_reason, new_id, timings
 from edgellm.server.schemas import CompletionRequest
-from edgellm.server.service import Service, aborted_on_disconnect, in_thread
+from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 
 _MOST_PROMPTS = 256
 _DEFAULT_TOKENS = 16  # OpenAI's
@@ -193,7 +193,7 @@ async def completions(http: HttpRequest) -> Response:
                 requests.append(await service.engine.open(tokens, params, options, n))
         answer = _Answer(service, body, model, prompts, requests, echoed)
         if body.stream and requests:
-            return sse.response(_until_left(requests, answer.events()))
+            return sse.response(until_left(answer.events(), *requests))
         if not requests:
             return JSONResponse(await answer.whole())
         async with aborted_on_disconnect(http.receive, *requests):
@@ -201,16 +201,6 @@ async def completions(http: HttpRequest) -> Response:
     except BaseException:
         _abort(requests)
         raise
-
-
-async def _until_left(
-    requests: list[Request], events: AsyncIterator[dict[str, Any]]
-) -> AsyncIterator[dict[str, Any]]:
-    try:
-        async for event in events:
-            yield event
-    finally:
-        _abort(requests)
 
 
 def _abort(requests: list[Request]) -> None:

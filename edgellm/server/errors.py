@@ -1,8 +1,9 @@
-"""What goes wrong with a request, as HTTP tells it: llama-server's types in OpenAI's shape."""
+"""What goes wrong with a request, as HTTP tells it: llama-server's types in OpenAI's shape, or the
+shapes of the other protocols where their paths are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -28,6 +29,10 @@ _TYPES = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
+_ANTHROPIC_TYPES = {
+    404: "not_found_error", 413: "request_too_large", 500: "api_error", 501: "api_error",
+    503: "overloaded_error",
+}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -52,8 +57,25 @@ class ApiError(Exception):
     def headers(self) -> Mapping[str, str]:
         return {"retry-after": str(RETRY_SECONDS)} if self.status in (429, 503) else {}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, headers=dict(self.headers))
+    def response(self, path: str = "") -> JSONResponse:
+        """As the protocol of this path has it."""
+        return JSONResponse(shape_of(path)(self), self.status, headers=dict(self.headers))
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status, _TYPES[error.status])
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def ollama_error(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+def shape_of(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    """How the protocol of a path writes errors."""
+    if path.startswith("/v1/messages"):
+        return anthropic_error
+    return ollama_error if path.startswith("/api/") else ApiError.body
 
 
 def unsupported(message: str, param: str | None = None) -> ApiError:

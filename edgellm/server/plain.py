@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
@@ -75,21 +77,26 @@ async def detokenize(http: HttpRequest) -> Response:
 # ---- embeddings ----------------------------------------------------------------------------------
 
 
-async def embeddings(http: HttpRequest) -> Response:
-    service = _service(http)
-    body = await read(http, EmbeddingRequest)
-    name, llm = service.check_model(body.model), service.engine.llm
+async def embed(service: Service, given: list[Any]) -> tuple[list[list[int]], NDArray[np.float32]]:
+    """(token ids, vectors) of texts or token ids. ApiError."""
+    llm = service.engine.llm
     if not llm.is_encoder:
         raise unsupported(
-            f"The model {name} generates text; embeddings need an encoder such as bert.", "model"
+            f"The model {service.model} generates text; embeddings need an encoder such as bert.",
+            "model",
         )
-    given: Any = body.input
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
-        given = [given]
     if not given:
         raise ApiError(400, "input: at least one is needed.", param="input")
     prompts = [llm.tokenize(text) if isinstance(text, str) else text for text in given]
-    vectors = await in_thread(lambda: llm.embed(prompts))
+    return prompts, await in_thread(lambda: llm.embed(prompts))
+
+
+async def embeddings(http: HttpRequest) -> Response:
+    service = _service(http)
+    body = await read(http, EmbeddingRequest)
+    name, given = service.check_model(body.model), body.input
+    single = isinstance(given, str) or (given and isinstance(given[0], int))
+    prompts, vectors = await embed(service, [given] if single else list(given))
     if body.dimensions is not None and body.dimensions != vectors.shape[1]:
         raise unsupported(f"dimensions: this model has {vectors.shape[1]}.", "dimensions")
     data = []

@@ -49,7 +49,7 @@ class Safety:
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
         origin = headers.get("origin")
 

@@ -88,6 +88,17 @@ async def aborted_on_disconnect(receive: Receive, *requests: Request) -> AsyncIt
         abort()
 
 
+async def until_left(events: AsyncIterator[T], *requests: Request) -> AsyncIterator[T]:
+    """A stream of answers; requests are given up when it is left before they are done."""
+    try:
+        async for event in events:
+            yield event
+    finally:
+        for request in requests:
+            if not request.is_done:
+                request.abort()
+
+
 async def in_thread(function: Callable[[], T]) -> T:
     """Run what may take long (templates, tokenizing) beside the event loop."""
     waiting: Awaitable[T] = asyncio.to_thread(function)

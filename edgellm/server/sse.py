@@ -1,15 +1,16 @@
-"""Server-sent events: one JSON object each, comments while there is nothing to say."""
+"""Streams of JSON objects: server-sent events, or lines."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from edgellm.server.errors import api_error
+from edgellm.server.errors import ApiError, anthropic_error, api_error, ollama_error
 from edgellm.server.service import log
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -22,27 +23,65 @@ def encode(data: dict[str, Any], event: str | None = None) -> bytes:
     return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
-def response(events: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
-    """OpenAI's stream: the events, then [DONE]; or an error event, and the end."""
-    return StreamingResponse(_bytes(events), media_type="text/event-stream", headers=dict(_HEADERS))
+def _named(data: dict[str, Any]) -> bytes:
+    return encode(data, data["type"])
 
 
-async def _bytes(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+def _line(data: dict[str, Any]) -> bytes:
+    return f"{json.dumps(data, ensure_ascii=False)}\n".encode()
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a protocol streams: one object, an error, the end, and what is said in silence."""
+
+    encode: Callable[[dict[str, Any]], bytes] = encode
+    error: Callable[[ApiError], dict[str, Any]] = ApiError.body
+    end: bytes = b""
+    idle: bytes = b":\n\n"
+    media_type: str = "text/event-stream"
+
+
+def _responses_error(error: ApiError) -> dict[str, Any]:
+    return {"type": "error", "code": str(error.code or error.type), "message": error.message,
+            "param": error.param, "sequence_number": 0}  # fmt: skip
+
+
+OPENAI = Form(end=b"data: [DONE]\n\n")
+ANTHROPIC = Form(_named, anthropic_error, idle=_named({"type": "ping"}))
+RESPONSES = Form(_named, _responses_error)
+# A space before an object is none of it; an empty line would be a fault to some clients.
+OLLAMA = Form(_line, ollama_error, idle=b" ", media_type="application/x-ndjson")
+
+
+def response(events: AsyncIterator[dict[str, Any]], form: Form = OPENAI) -> StreamingResponse:
+    """The events and the end; or an error, and the end."""
+    headers = dict(_HEADERS)
+    return StreamingResponse(_bytes(events, form), media_type=form.media_type, headers=headers)
+
+
+def failure(error: Exception) -> ApiError:
+    """What a stream ends with; of our own faults the log has more."""
+    answer = api_error(error)
+    if answer.status == 500:
+        log.error("a stream failed", exc_info=error)
+    return answer
+
+
+async def _bytes(events: AsyncIterator[dict[str, Any]], form: Form) -> AsyncIterator[bytes]:
     iterator = aiter(events)
     coming: asyncio.Task[dict[str, Any]] | None = None
     try:
         while True:
             coming = asyncio.ensure_future(anext(iterator))
             while not (await asyncio.wait((coming,), timeout=KEEP_ALIVE_SECONDS))[0]:
-                yield b":\n\n"
-            yield encode(coming.result())
+                yield form.idle
+            yield form.encode(coming.result())
     except StopAsyncIteration:
-        yield b"data: [DONE]\n\n"
+        if form.end:
+            yield form.end
     except Exception as error:
-        answer = api_error(error)
-        if answer.status == 500:
-            log.exception("a stream failed")
-        yield encode(answer.body())
+        yield form.encode(form.error(failure(error)))
     finally:
         if coming is not None and not coming.done():
             coming.cancel()

@@ -1,0 +1,279 @@
+"""Anthropic's /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from edgellm.server import sse
+from edgellm.server.anthropic_schemas import (
+    Block,
+    CountRequest,
+    Message,
+    MessagesRequest,
+)
+from edgellm.server.body import read
+from edgellm.server.chat_turn import Choice, Turn, begin, rendered
+from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.replies import new_id
+from edgellm.server.schemas import (
+    ChatMessage,
+    ChatRequest,
+    Function,
+    FunctionCall,
+    JsonSchema,
+    NamedFunction,
+    NamedTool,
+    ResponseFormat,
+    TextPart,
+    Tool,
+    ToolCall,
+)
+from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
+from edgellm.tools import CallArguments, CallStart, Content, Event, Reasoning
+
+# Claude Code begins its system prompt with a line that differs in every request; were it kept, no
+# request would find anything of the one before it in the cache.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*(\n|\Z)")
+_NO_THOUGHTS = ("redacted_thinking",)  # of another model, sealed
+
+# ---- requests -----------------------------------------------------------------------------------
+
+
+def chat_request(body: CountRequest) -> ChatRequest:
+    """The request in the form that all protocols share. ApiError."""
+    found = ChatRequest(messages=list(_messages(body)), model=body.model)
+    for i, tool in enumerate(body.tools or []):
+        if tool.type not in (None, "custom"):
+            raise unsupported(f"tools.{i}: tools of type {tool.type!r:.40} are not here.",
+                              f"tools.{i}.type")  # fmt: skip
+    if body.tools:
+        found.tools = [
+            Tool(
+                type="function",
+                function=Function(name=t.name, description=t.description,
+                                  parameters=t.input_schema),
+            )
+            for t in body.tools
+        ]  # fmt: skip
+    _choose(body, found)
+    if body.thinking is not None:
+        wanted = body.thinking.type != "disabled"
+        found.chat_template_kwargs = {"enable_thinking": wanted}
+        found.reasoning_budget = body.thinking.budget_tokens if wanted else 0
+    if isinstance(body, MessagesRequest):
+        found.max_tokens, found.stop = body.max_tokens, body.stop_sequences
+        found.temperature, found.top_p, found.top_k = body.temperature, body.top_p, body.top_k
+        if body.output_config is not None and body.output_config.format is not None:
+            schema = JsonSchema(schema=body.output_config.format.json_schema)
+            found.response_format = ResponseFormat(type="json_schema", json_schema=schema)
+    return found
+
+
+def _choose(body: CountRequest, found: ChatRequest) -> None:
+    choice = body.tool_choice
+    if choice is None:
+        return
+    found.parallel_tool_calls = not choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        if choice.name is None:
+            raise ApiError(400, "tool_choice.name is missing.", param="tool_choice.name")
+        function = NamedFunction(name=choice.name)
+        found.tool_choice = NamedTool(type="function", function=function)
+    else:
+        found.tool_choice = "required" if choice.type == "any" else choice.type
+
+
+def _messages(body: CountRequest) -> Iterator[ChatMessage]:
+    system = _text(body.system, "system") if body.system else ""
+    if system := _BILLING.sub("", system):
+        yield ChatMessage(role="system", content=system)
+    names: dict[str, str] = {}  # of the tools called so far: some templates print them
+    for i, message in enumerate(body.messages):
+        where = f"messages.{i}.content"
+        if isinstance(message.content, str):
+            yield ChatMessage(role=message.role, content=message.content)
+        elif message.role == "assistant":
+            yield _assistant(message.content, where, names)
+        else:
+            yield from _user(message, message.content, where, names)
+
+
+def _assistant(blocks: list[Block], where: str, names: dict[str, str]) -> ChatMessage:
+    texts, thoughts, calls = [], [], []
+    for j, block in enumerate(blocks):
+        if block.type == "text":
+            texts.append(block.text or "")
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type == "tool_use":
+            if not block.name:
+                raise ApiError(400, f"{where}.{j}.name is missing.", param=f"{where}.{j}.name")
+            names[block.id or ""] = block.name
+            arguments = json.dumps(block.input or {}, ensure_ascii=False)
+            function = FunctionCall(name=block.name, arguments=arguments)
+            calls.append(ToolCall(id=block.id, function=function))
+        elif block.type not in _NO_THOUGHTS:
+            raise _strange(block.type, f"{where}.{j}")
+    return ChatMessage(
+        role="assistant", content="\n".join(texts), tool_calls=calls or None,
+        reasoning_content="\n".join(thoughts) or None,
+    )  # fmt: skip
+
+
+def _user(
+    message: Message, blocks: list[Block], where: str, names: dict[str, str]
+) -> Iterator[ChatMessage]:
+    """Results of tools are messages of their own, in the order in which they stand."""
+    texts: list[str] = []
+    for j, block in enumerate(blocks):
+        if block.type == "text":
+            texts.append(block.text or "")
+        elif block.type == "tool_result":
+            if texts:
+                yield ChatMessage(role=message.role, content="\n".join(texts))
+                texts = []
+            name = block.tool_use_id or ""
+            yield ChatMessage(
+                role="tool", tool_call_id=name or None, name=names.get(name),
+                content=_text(block.content or "", f"{where}.{j}.content"),
+            )  # fmt: skip
+        else:
+            raise _strange(block.type, f"{where}.{j}")
+    if texts or not blocks:
+        yield ChatMessage(role=message.role, content="\n".join(texts))
+
+
+def _text(content: str | list[TextPart], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    for j, part in enumerate(content):
+        if part.type != "text":
+            raise _strange(part.type, f"{where}.{j}")
+    return "\n".join(part.text or "" for part in content)
+
+
+def _strange(kind: str, where: str) -> ApiError:
+    return unsupported(f"{where}: blocks of type {kind!r:.40} are not supported here.",
+                       f"{where}.type")  # fmt: skip
+
+
+# ---- answers ------------------------------------------------------------------------------------
+
+
+def _stop_reason(turn: Turn) -> dict[str, Any]:
+    if turn.stop_text is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": turn.stop_text}
+    if turn.sequence.finish_reason == "length":
+        reason = "max_tokens"
+    else:
+        reason = "tool_use" if turn.choices[0].calls else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _usage(turn: Turn) -> dict[str, int]:
+    """What was read from the cache is not counted as input, as Anthropic has it."""
+    sequence = turn.sequence
+    return {
+        "input_tokens": sequence.n_prompt - sequence.n_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": sequence.n_cached,
+        "output_tokens": len(sequence.output),
+    }
+
+
+def _head(turn: Turn) -> dict[str, Any]:
+    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": turn.model}
+
+
+def _content(choice: Choice) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if choice.reasoning:
+        blocks.append({"type": "thinking", "thinking": "".join(choice.reasoning), "signature": ""})
+    if text := "".join(choice.content):
+        blocks.append({"type": "text", "text": text})
+    for call in choice.calls:
+        function = call["function"]
+        arguments = json.loads(function["arguments"] or "{}")
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"],
+                       "input": arguments})  # fmt: skip
+    return blocks
+
+
+class _Blocks:
+    """Events as blocks that begin, grow and end; one is open at a time."""
+
+    def __init__(self) -> None:
+        self._open, self._n = "", 0
+
+    def push(self, event: Event) -> Iterator[dict[str, Any]]:
+        if isinstance(event, Reasoning):
+            yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta({"type": "thinking_delta", "thinking": event.text})
+        elif isinstance(event, Content):
+            yield from self._begin({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": event.text})
+        elif isinstance(event, CallStart):
+            yield from self.end()
+            yield from self._begin({"type": "tool_use", "id": event.id, "name": event.name,
+                                    "input": {}})  # fmt: skip
+        elif isinstance(event, CallArguments):
+            yield self._delta({"type": "input_json_delta", "partial_json": event.text})
+        else:
+            yield from self.end()
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if self._open == block["type"]:
+            return
+        yield from self.end()
+        self._open = block["type"]
+        yield {"type": "content_block_start", "index": self._n, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._n, "delta": delta}
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        if self._open:
+            yield {"type": "content_block_stop", "index": self._n}
+            self._open, self._n = "", self._n + 1
+
+
+async def _events(turn: Turn) -> AsyncIterator[dict[str, Any]]:
+    none: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+    yield {"type": "message_start", "message": {**_head(turn), **none, "usage": _usage(turn)}}
+    blocks = _Blocks()
+    async for _, events in turn.events():
+        for event in events:
+            for one in blocks.push(event):
+                yield one
+    for one in blocks.end():
+        yield one
+    yield {"type": "message_delta", "delta": _stop_reason(turn), "usage": _usage(turn)}
+    yield {"type": "message_stop"}
+
+
+async def messages(http: HttpRequest) -> Response:
+    service: Service = http.app.state.service
+    body = await read(http, MessagesRequest)
+    service.check_model(body.model)
+    turn = await begin(http, service, chat_request(body))
+    if body.stream:
+        return sse.response(until_left(_events(turn), turn.request), sse.ANTHROPIC)
+    async with aborted_on_disconnect(http.receive, turn.request):
+        content = _content(await turn.finished())
+        whole = {**_head(turn), "content": content, **_stop_reason(turn), "usage": _usage(turn)}
+        return JSONResponse(whole)
+
+
+async def count_tokens(http: HttpRequest) -> Response:
+    service: Service = http.app.state.service
+    body = await read(http, CountRequest)
+    service.check_model(body.model)
+    chat = chat_request(body)
+    _, tokens = await in_thread(lambda: rendered(service, chat))
+    return JSONResponse({"input_tokens": len(tokens)})

@@ -1,0 +1,244 @@
+"""Ollama's /api/chat and /api/generate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from edgellm.request import Request
+from edgellm.sequence import Piece
+from edgellm.server import sse
+from edgellm.server.body import read
+from edgellm.server.chat_turn import Turn, begin, begin_text
+from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.ollama_schemas import Asked, GenerateRequest, OllamaChatRequest
+from edgellm.server.replies import chat_logprobs, finish_reason
+from edgellm.server.schemas import ChatMessage, ChatRequest, FunctionCall, Sampled, ToolCall
+from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
+from edgellm.tools import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+
+_SAME = (
+    "seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n",
+    "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau",
+    "mirostat_eta", "stop",
+)  # fmt: skip
+
+# ---- requests -----------------------------------------------------------------------------------
+
+
+def check_model(service: Service, name: str | None) -> str:
+    """Ollama's names end with a tag, which is "latest" where there is none."""
+    return service.check_model(name.removesuffix(":latest") if name else name)
+
+
+def _options(body: Asked, found: Sampled) -> None:
+    """What is asked of the sampler, into the form that all protocols share."""
+    if (options := body.options) is not None:
+        for name in _SAME:
+            setattr(found, name, getattr(options, name))
+        most = options.num_predict
+        found.max_tokens = most if most is not None and most > 0 else None
+    if body.format == "json":
+        found.json_schema = {"type": "object"}
+    elif isinstance(body.format, dict):
+        found.json_schema = body.format
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
+
+
+def _chat_request(body: Asked, messages: list[ChatMessage]) -> ChatRequest:
+    found = ChatRequest(messages=messages)
+    _options(body, found)
+    if body.think is not None:
+        found.chat_template_kwargs = {"enable_thinking": bool(body.think)}
+        if isinstance(body.think, str):
+            found.chat_template_kwargs["reasoning_effort"] = body.think
+        if body.think is False:
+            found.reasoning_budget = 0
+    return found
+
+
+def _messages(body: OllamaChatRequest) -> list[ChatMessage]:
+    found = []
+    for i, message in enumerate(body.messages):
+        if message.images:
+            raise _no_images(f"messages.{i}.images")
+        calls = [
+            ToolCall(
+                id=call.id,
+                function=FunctionCall(
+                    name=call.function.name,
+                    arguments=json.dumps(call.function.arguments, ensure_ascii=False),
+                ),
+            )
+            for call in message.tool_calls or []
+        ]
+        found.append(
+            ChatMessage(
+                role=message.role,
+                content=message.content or "",
+                name=message.tool_name,
+                tool_calls=calls or None,
+                tool_call_id=message.tool_call_id,
+                reasoning_content=message.thinking,
+            )  # fmt: skip
+        )
+    return found
+
+
+def _no_images(where: str) -> ApiError:
+    return unsupported(f"{where}: images are not supported, only text.", where)
+
+
+def _n_top(body: Asked) -> int | None:
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+# ---- answers ------------------------------------------------------------------------------------
+
+
+class _Answer:
+    """One answer as Ollama writes it: of a chat or, with ``is_chat`` false, of /api/generate."""
+
+    def __init__(
+        self, service: Service, body: Asked, source: Turn | Request, is_chat: bool
+    ) -> None:
+        self._llm, self._n_top, self._source = service.engine.llm, _n_top(body), source
+        self.request = source.request if isinstance(source, Turn) else source
+        self._model, self._is_chat = body.model, is_chat
+        self._calls: list[dict[str, Any]] = []
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        async for piece, events in self._pieces():
+            parts = self._parts(events)
+            logprobs = self._logprobs(piece)
+            if parts or logprobs:
+                yield {**self._said(parts), **logprobs, "done": False}
+        yield {**self._said({}), **self._end()}
+
+    async def whole(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {}
+        logprobs: list[dict[str, Any]] = []
+        async for piece, events in self._pieces():
+            for key, value in self._parts(events).items():
+                parts[key] = parts[key] + value if key in parts else value
+            logprobs += self._logprobs(piece).get("logprobs", [])
+        more = {} if self._n_top is None else {"logprobs": logprobs}
+        return {**self._said(parts), **more, **self._end()}
+
+    async def _pieces(self) -> AsyncIterator[tuple[Piece, list[Event]]]:
+        if isinstance(self._source, Turn):
+            async for pair in self._source.events():
+                yield pair
+            return
+        while (piece := await self._source.next()) is not None:
+            yield piece, [Content(piece.text)] if piece.text else []
+
+    def _parts(self, events: list[Event]) -> dict[str, Any]:
+        """content, thinking and tool_calls that events bring; a call when it is complete."""
+        parts: dict[str, Any] = {}
+        for event in events:
+            if isinstance(event, Content):
+                parts["content"] = parts.get("content", "") + event.text
+            elif isinstance(event, Reasoning):
+                parts["thinking"] = parts.get("thinking", "") + event.text
+            elif isinstance(event, CallStart):
+                self._calls.append({"id": event.id, "name": event.name, "arguments": ""})
+            elif isinstance(event, CallArguments):
+                self._calls[event.index]["arguments"] += event.text
+            elif isinstance(event, CallEnd):
+                call = self._calls[event.index]
+                function = {"index": event.index, "name": call["name"],
+                            "arguments": json.loads(call["arguments"] or "{}")}  # fmt: skip
+                done = {"id": call["id"], "function": function}
+                parts.setdefault("tool_calls", []).append(done)
+        return parts
+
+    def _said(self, parts: dict[str, Any]) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": now()}
+        parts = {"content": "", **parts}
+        if self._is_chat:
+            return {**head, "message": {"role": "assistant", **parts}}
+        return {**head, "response": parts.pop("content"), **parts}
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        if self._n_top is None or piece.token is None:
+            return {}
+        return {"logprobs": chat_logprobs(self._llm, [piece], self._n_top)["content"]}
+
+    def _end(self) -> dict[str, Any]:
+        sequence = self.request.choices[0]
+        timings = sequence.timings()
+        return {
+            "done": True,
+            "done_reason": finish_reason(sequence.finish_reason),
+            "total_duration": round(1e9 * (sequence.finished - sequence.arrived)),
+            "load_duration": 0,
+            "prompt_eval_count": sequence.n_prompt,
+            "prompt_eval_duration": round(1e6 * timings["prompt_ms"]),
+            "eval_count": len(sequence.output),
+            "eval_duration": round(1e6 * timings["predicted_ms"]),
+        }
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+async def _answer(
+    http: HttpRequest, service: Service, body: Asked, source: Turn | Request, is_chat: bool
+) -> Response:
+    answer = _Answer(service, body, source, is_chat)
+    if body.stream is not False:
+        return sse.response(until_left(answer.events(), answer.request), sse.OLLAMA)
+    async with aborted_on_disconnect(http.receive, answer.request):
+        return JSONResponse(await answer.whole())
+
+
+def _loaded(body: Asked, **said: Any) -> Response:
+    """A request without a prompt asks for the model to be loaded, which it is."""
+    reply = {"model": body.model, "created_at": now(), **said, "done": True, "done_reason": "load"}
+    return JSONResponse(reply)
+
+
+async def chat(http: HttpRequest) -> Response:
+    service: Service = http.app.state.service
+    body = await read(http, OllamaChatRequest)
+    check_model(service, body.model)
+    if not body.messages:
+        return _loaded(body, message={"role": "assistant", "content": ""})
+    asked = _chat_request(body, _messages(body))
+    asked.tools = body.tools
+    turn = await begin(http, service, asked, _n_top(body))
+    return await _answer(http, service, body, turn, True)
+
+
+async def generate(http: HttpRequest) -> Response:
+    service: Service = http.app.state.service
+    body = await read(http, GenerateRequest)
+    check_model(service, body.model)
+    for name in ("template", "context"):
+        if getattr(body, name):
+            raise unsupported(f"{name}: it is not supported; use /api/chat.", name)
+    if body.images:
+        raise _no_images("images")
+    if not body.prompt and not body.suffix:
+        return _loaded(body, response="")
+    prompt, llm = body.prompt or "", service.engine.llm
+    if body.suffix:
+        raise unsupported("suffix: filling in the middle is not supported yet.", "suffix")
+    if not body.raw and service.template is not None:
+        messages = [ChatMessage(role="system", content=body.system)] if body.system else []
+        messages.append(ChatMessage(role="user", content=prompt))
+        turn = await begin(http, service, _chat_request(body, messages), _n_top(body))
+        return await _answer(http, service, body, turn, False)
+    tokens = await in_thread(lambda: llm.tokenize(prompt, parse_special=bool(body.raw)))
+    sampled = Sampled()
+    _options(body, sampled)
+    request = await begin_text(http, service, sampled, tokens, _n_top(body))
+    return await _answer(http, service, body, request, False)

@@ -1,0 +1,93 @@
+"""What requests in Ollama's form may hold."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from edgellm.server.body import Body
+from edgellm.server.schemas import Penalty, Probability, Stop, Tool
+
+
+class Options(Body):
+    """``num_ctx``, ``num_gpu`` and their like are decided when the server begins."""
+
+    num_predict: int | None = Field(default=None, ge=-2, lt=1 << 31)  # below 1: no limit
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    min_p: Probability | None = None
+    typical_p: Probability | None = None
+    repeat_last_n: int | None = Field(default=None, ge=-1, lt=1 << 31)
+    repeat_penalty: float | None = Field(default=None, gt=0, le=10)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    mirostat: Literal[0, 2] | None = None
+    mirostat_tau: float | None = Field(default=None, ge=0)
+    mirostat_eta: float | None = Field(default=None, ge=0)
+    stop: Stop | None = None
+
+
+class OllamaFunction(Body):
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class OllamaCall(Body):
+    id: str | None = None
+    function: OllamaFunction
+
+
+class OllamaMessage(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class Asked(Body):
+    """What requests for text have in common."""
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: str | float | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+
+class OllamaChatRequest(Asked):
+    messages: list[OllamaMessage] = Field(default_factory=list, max_length=10_000)
+    tools: list[Tool] | None = Field(default=None, max_length=512)
+
+
+class GenerateRequest(Asked):
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: list[str] | None = None
+
+
+class EmbedRequest(Body):
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    options: Options | None = None
+    keep_alive: str | float | None = None
+
+
+class ShowRequest(Body):
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
