@@ -192,7 +192,7 @@ class _Items:
 
     def _grow(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
         self._text += text
-        more = {"logprobs": []} if self._kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": []} if self._kind == "message" else {}
         yield {"type": kind, **self._where, "delta": text, **more}
 
     def end(self, status: str = "completed") -> Iterator[dict[str, Any]]:
