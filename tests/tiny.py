@@ -33,6 +33,7 @@ def build(
     types: tuple[Q, ...] = PACKED,
     tied: bool = False,
     template: str | None = None,
+    controls: tuple[str, ...] = (),
 ) -> Path:
     """Write a model; matrices take the types in turn."""
     rng, kinds = np.random.default_rng(seed), itertools.cycle(types)
@@ -54,7 +55,7 @@ def build(
     if arch == "gemma3":
         writer.add_sliding_window(window)
         writer.add_sliding_window_pattern([True, False] * (n_layers // 2) + [True] * (n_layers % 2))
-    n_vocab = _vocabulary(writer)
+    n_vocab = _vocabulary(writer, controls)
     if template is not None:
         writer.add_chat_template(template)
 
@@ -107,16 +108,16 @@ def build(
     return path
 
 
-def _vocabulary(writer: gguf.GGUFWriter) -> int:
-    """Bytes as GPT-2 spells them, no merges, and an end token; returns its size."""
+def _vocabulary(writer: gguf.GGUFWriter, controls: tuple[str, ...]) -> int:
+    """Bytes as GPT-2 spells them, no merges, an end token and ``controls``; returns its size."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     spelled = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
-    tokens = [spelled[b] for b in range(256)] + ["<|end|>", "<|start|>"]
+    tokens = [spelled[b] for b in range(256)] + ["<|end|>", "<|start|>", *controls]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * 256 + [3, 3])
+    writer.add_token_types([1] * 256 + [3] * (2 + len(controls)))
     writer.add_token_merges([])
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(256)

@@ -1,1 +1,2 @@
-"""`edgellm serve`: an OpenAI-style HTTP server around AsyncLLM (extra `server`)."""
+"""`edgellm serve`: an HTTP server around AsyncLLM that speaks as OpenAI, Anthropic and Ollama do
+(extra `server`)."""

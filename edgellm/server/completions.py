@@ -15,6 +15,7 @@ from edgellm.sequence import Piece
 from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.infill import fim_prompt
 from edgellm.server.parameters import check_n, request_options, sampling_params
 from edgellm.server.replies import finish_reason, new_id, timings
 from edgellm.server.schemas import CompletionRequest
@@ -36,13 +37,16 @@ def prompts_of(body: CompletionRequest, llm: LLM) -> list[list[int]]:
         raise ApiError(400, f"prompt: at most {_MOST_PROMPTS} at once.", param="prompt")
     found = []
     for i, prompt in enumerate(given):
-        tokens = llm.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens:
-            raise ApiError(400, f"prompt.{i}: it is empty.", param="prompt")
-        if any(token >= llm.n_vocab for token in tokens):
+        if not isinstance(prompt, str) and any(token >= llm.n_vocab for token in prompt):
             raise ApiError(
                 400, f"prompt.{i}: the vocabulary has {llm.n_vocab} tokens.", param="prompt"
             )
+        if body.suffix is not None:
+            tokens = fim_prompt(llm, prompt, body.suffix, "suffix")
+        else:
+            tokens = llm.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise ApiError(400, f"prompt.{i}: it is empty.", param="prompt")
         found.append(tokens)
     return found
 
@@ -165,8 +169,8 @@ async def completions(http: HttpRequest) -> Response:
     service: Service = http.app.state.service
     body = await read(http, CompletionRequest)
     model, llm = service.check_model(body.model), service.engine.llm
-    if body.suffix is not None:
-        raise unsupported("suffix: filling in the middle is not supported yet.", "suffix")
+    if body.suffix is not None and body.echo:
+        raise unsupported("echo: not together with suffix.", "echo")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of: it must be n.", "best_of")
     n = check_n(body.n, llm.max_num_seqs)

@@ -59,7 +59,10 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> JSONResponse:
         """As the protocol of this path has it."""
-        return JSONResponse(shape_of(path)(self), self.status, headers=dict(self.headers))
+        shape = shape_of(path)
+        # Ollama says of a full queue what others say of a server that is not ready
+        status = 503 if shape is ollama_error and self.status == 429 else self.status
+        return JSONResponse(shape(self), status, headers=dict(self.headers))
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.chat_turn import Turn, begin, begin_text
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.infill import fim_prompt
 from edgellm.server.ollama_schemas import Asked, GenerateRequest, OllamaChatRequest
 from edgellm.server.replies import chat_logprobs, finish_reason
 from edgellm.server.schemas import ChatMessage, ChatRequest, FunctionCall, Sampled, ToolCall
@@ -230,14 +231,15 @@ async def generate(http: HttpRequest) -> Response:
     if not body.prompt and not body.suffix:
         return _loaded(body, response="")
     prompt, llm = body.prompt or "", service.engine.llm
-    if body.suffix:
-        raise unsupported("suffix: filling in the middle is not supported yet.", "suffix")
-    if not body.raw and service.template is not None:
+    if not body.raw and not body.suffix and service.template is not None:
         messages = [ChatMessage(role="system", content=body.system)] if body.system else []
         messages.append(ChatMessage(role="user", content=prompt))
         turn = await begin(http, service, _chat_request(body, messages), _n_top(body))
         return await _answer(http, service, body, turn, False)
-    tokens = await in_thread(lambda: llm.tokenize(prompt, parse_special=bool(body.raw)))
+    if suffix := body.suffix:
+        tokens = await in_thread(lambda: fim_prompt(llm, prompt, suffix, "suffix"))
+    else:
+        tokens = await in_thread(lambda: llm.tokenize(prompt, parse_special=bool(body.raw)))
     sampled = Sampled()
     _options(body, sampled)
     request = await begin_text(http, service, sampled, tokens, _n_top(body))

@@ -150,6 +150,19 @@ class CompletionRequest(Sampled):
     best_of: int | None = Field(default=None, ge=1, le=8)
 
 
+class ExtraFile(Body):
+    filename: str | None = None
+    text: str
+
+
+class InfillRequest(Sampled):
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] | None = Field(default=None, max_length=256)
+    prompt: str | None = None
+    n_predict: int | None = Field(default=None, ge=-1)
+
+
 class EmbeddingRequest(Body):
     input: str | list[str] | Tokens | list[Tokens]
     model: str | None = None

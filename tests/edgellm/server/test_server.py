@@ -301,10 +301,10 @@ def test_hosts_origins_and_bodies(server: Any, start: Callable[..., Any]) -> Non
 # ---- leaving, waiting, crowds -------------------------------------------------------------------
 
 
-def leave(server: Any, body: dict[str, Any], after: float) -> None:
+def leave(server: Any, body: dict[str, Any], after: float, path: str = CHAT) -> None:
     """Send a request and close the socket."""
     data = json.dumps(body).encode()
-    head = (f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head = (f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"content-length: {len(data)}\r\n\r\n")  # fmt: skip
     with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as connection:
         connection.sendall(head.encode() + data)
@@ -312,11 +312,23 @@ def leave(server: Any, body: dict[str, Any], after: float) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_seat(server: Any, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": ASK, "ignore_eos": True}),
+        ("/v1/messages", {"messages": ASK, "max_tokens": 400}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/api/chat", {"model": "tiny", "messages": ASK}),
+        ("/api/generate", {"model": "tiny", "prompt": "hello", "raw": True}),
+    ],
+)
+def test_a_client_that_leaves_frees_its_seat(
+    server: Any, stream: bool, path: str, body: dict[str, Any]
+) -> None:
     """D1"""
-    body = {"messages": ASK, "stream": stream, "ignore_eos": True}
+    body = {**body, "stream": stream}
     steps = server.llm.metrics.steps
-    threading.Thread(target=leave, args=(server, body, 0.15)).start()
+    threading.Thread(target=leave, args=(server, body, 0.15, path)).start()
     server.until(lambda: server.llm.metrics.steps > steps)
     time.sleep(0.15)
     assert server.until(server.is_idle) < 0.4
@@ -347,6 +359,10 @@ def test_a_full_queue_is_said_at_once(start: Callable[..., Any]) -> None:
     answer = one.post(CHAT, body)
     assert time.perf_counter() - begun < 0.2
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
+    other = one.post("/api/chat", {"model": "tiny", "messages": ASK})
+    assert other.status_code == 503 and "wait already" in other.json()["error"]
+    claude = one.post("/v1/messages", {"max_tokens": 1, "messages": ASK})
+    assert claude.status_code == 429 and claude.json()["error"]["type"] == "rate_limit_error"
     assert one.http.get("/readyz").status_code == 503
     assert one.http.get("/livez").status_code == 200
     for thread in threads:

@@ -1,0 +1,92 @@
+"""llama-server's /infill: code between what stands before the cursor and after it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from edgellm import fim
+from edgellm.llm import LLM
+from edgellm.request import Request
+from edgellm.server import sse
+from edgellm.server.body import read
+from edgellm.server.chat_turn import begin_text
+from edgellm.server.errors import unsupported
+from edgellm.server.replies import timings
+from edgellm.server.schemas import InfillRequest
+from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
+
+
+def fim_prompt(
+    llm: LLM,
+    before: str | list[int],
+    after: str,
+    field: str,
+    begun: str = "",
+    files: Sequence[tuple[str, str]] = (),
+) -> list[int]:
+    """Token ids of a prompt with a gap. ApiError, which names ``field``, where the model does not
+    know of gaps."""
+    try:
+        marks = fim.find(llm.metadata, llm.tokenizer)
+    except fim.NoFim as error:
+        raise unsupported(f"{field}: {error}", field) from None
+    tokens = llm.tokenize(before, add_special=False) if isinstance(before, str) else before
+    return marks.prompt(llm.tokenizer, tokens, after, begun, files)
+
+
+def _said(service: Service, content: str) -> dict[str, Any]:
+    return {"index": 0, "content": content, "stop": False, "model": service.model}
+
+
+def _end(request: Request) -> dict[str, Any]:
+    sequence = request.choices[0]
+    if sequence.finish_reason == "length":
+        kind = "limit"
+    else:
+        kind = "eos" if sequence.stops.hit is None else "word"
+    return {
+        "stop": True,
+        "stop_type": kind,
+        "stopping_word": sequence.stops.hit or "",
+        "truncated": False,
+        "tokens_predicted": len(sequence.output),
+        "tokens_evaluated": sequence.n_prompt,
+        "tokens_cached": sequence.n_cached,
+        "timings": timings(sequence),
+    }
+
+
+async def _events(service: Service, request: Request) -> AsyncIterator[dict[str, Any]]:
+    while (piece := await request.next()) is not None:
+        if piece.text:
+            yield _said(service, piece.text)
+    yield {**_said(service, ""), **_end(request)}
+
+
+async def infill(http: HttpRequest) -> Response:
+    service: Service = http.app.state.service
+    body = await read(http, InfillRequest)
+    service.check_model(body.model)
+    if (body.n or 1) > 1:
+        raise unsupported("n: one answer only.", "n")
+    if body.n_predict is not None:
+        body.max_tokens = body.n_predict
+    files = [(file.filename or "", file.text) for file in body.input_extra or []]
+    tokens = await in_thread(
+        lambda: fim_prompt(
+            service.engine.llm, body.input_prefix, body.input_suffix, "input_suffix",
+            body.prompt or "", files,
+        )
+    )  # fmt: skip
+    request = await begin_text(http, service, body, tokens)
+    if body.stream:
+        return sse.response(until_left(_events(service, request), request), sse.Form())
+    async with aborted_on_disconnect(http.receive, request):
+        content = ""
+        while (piece := await request.next()) is not None:
+            content += piece.text
+        return JSONResponse({**_said(service, content), **_end(request)})
