@@ -298,6 +298,20 @@ def test_hosts_origins_and_bodies(server: Any, start: Callable[..., Any]) -> Non
     assert answer.status_code == 413
 
 
+def test_a_request_of_two_lengths_is_refused(server: Any) -> None:
+    """What would be another request behind it is not read."""
+    second = b"GET /slots HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    head = (f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            "content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n")  # fmt: skip
+    port = int(server.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(head.encode() + b"0\r\n\r\n" + second)
+        answer = b""
+        while part := connection.recv(65536):  # until the server closes it
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+
+
 # ---- leaving, waiting, crowds -------------------------------------------------------------------
 
 
