@@ -367,6 +367,16 @@ def test_a_full_queue_is_said_at_once(start: Callable[..., Any]) -> None:
         thread.join()
 
 
+def test_without_a_queue_the_seats_are_served(start: Callable[..., Any]) -> None:
+    one = start(n_ctx=512, max_num_seqs=2, max_queue=0)
+    assert one.http.get("/readyz").status_code == 200
+    body = {"prompt": ["a", "b"], "max_tokens": 2}
+    assert one.post("/v1/completions", body).status_code == 200
+    answer = one.post("/v1/completions", {**body, "prompt": ["a"] * 3})
+    assert answer.status_code == 400  # trying again would not help
+    assert "at most 2" in error_of(answer)["message"]
+
+
 def test_no_word_of_another(server: Any) -> None:
     """D3: many at once, each with its own prompt; a third leaves. Each gets what it gets alone."""
     params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
