@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import stat
 import subprocess
@@ -112,6 +113,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         path.write_bytes(changed)
         with pytest.raises(KVFileError):
             read(path, LAYOUT)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(KVFileError, match="not a regular file"):
+            read(other, LAYOUT)
     path.write_bytes(whole + b"x")
     with pytest.raises(KVFileError):
         read(path, LAYOUT)
