@@ -1,5 +1,6 @@
 """`edgellm serve`: a model for programs that speak OpenAI's HTTP."""
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated
@@ -115,6 +116,8 @@ def command(
     """
     if metrics_compat not in (None, "vllm"):
         raise EdgeLLMError(f"--metrics-compat can be vllm, not {metrics_compat!r}.")
+    if not math.isfinite(timeout):
+        raise EdgeLLMError(f"--timeout must be seconds, not {timeout}.")
     keys = _keys(api_key_file)
     if host not in LOOPBACK and not keys and not insecure:
         raise EdgeLLMError(

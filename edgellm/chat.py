@@ -101,27 +101,29 @@ class ChatTemplate:
         """The prompt text. ``variables``: what the template may ask for, as enable_thinking."""
         if taken := RESERVED & set(variables or ()):
             raise TemplateError(f"A template variable may not be called {min(taken)}.")
-        given = {"now": now, **(variables or {}), "add_generation_prompt": add_generation_prompt}
+        given = {**(variables or {}), "add_generation_prompt": add_generation_prompt}
         if documents is not None:
             given["documents"] = copy.deepcopy(list(documents))
         shaped = self.normalise(messages)
         if not tools:
-            return self._run(shaped, None, **given)
+            return self._run(shaped, None, now, **given)
         described = _with_descriptions(tools, parameters=False)
         try:
-            return self._run(shaped, described, **given)
+            return self._run(shaped, described, now, **given)
         except TemplateError as error:
             # A few templates need a description on every parameter; filling one in for all would
             # change the prompt of the templates that print only what is there.
             if not (isinstance(error.__cause__, Fault) and error.__cause__.undefined):
                 raise
-            return self._run(shaped, _with_descriptions(tools, parameters=True), **given)
+            more = _with_descriptions(tools, parameters=True)
+            return self._run(shaped, more, now, **given)
 
     def _run(
         self,
         messages: Sequence[Message],
         tools: Any = None,
         now: datetime | None = None,
+        /,  # a variable may be called like any of these
         **variables: Any,
     ) -> str:
         """Render as it is."""

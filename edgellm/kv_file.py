@@ -87,6 +87,8 @@ def write(path: Path, layout: dict[str, Any], saved: Saved) -> int:
 
 def read(path: Path, layout: dict[str, Any]) -> Saved:
     """What was saved, if it fits the layout and every byte is as it was written."""
+    if path.exists() and not path.is_file():
+        raise KVFileError(f"{path} is not a regular file.")  # a pipe would be waited for
     try:
         with open(path, "rb") as file:
             return _read(file, path, layout)

@@ -45,6 +45,11 @@ def restore(llm: LLM, path: Path, salt: str = "") -> int:
     saved, runner = read(path, _layout(llm)), llm.runner
     if not saved.tokens:
         return 0
+    if len(saved.tokens) >= llm.max_positions:
+        raise KVFileError(
+            f"{path} cannot be restored: it holds {len(saved.tokens)} tokens, and the context has "
+            f"{llm.max_positions} (-c)."
+        )
     sequence = _sequence(llm, saved.tokens, salt)
     if not runner.cache.admit(sequence, reuse=False):
         raise KVFileError(f"{path} cannot be restored: the cache has no room for it.")

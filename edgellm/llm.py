@@ -37,6 +37,7 @@ from edgellm.kernels.cpu.team import MOST_THREADS, TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Tensor
+from edgellm.kv_cache import NoRoom
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.loop import EngineError, Loop
 from edgellm.memory import STEP_TOKENS
@@ -395,6 +396,7 @@ class LLM:
         with self._turn():
             if not self._ready().cache.admit(sequence, reuse=False):
                 raise EngineError("No room for another sequence; try again later.")
+            self._loop.n_guests += 1
         try:
             for start in range(0, len(tokens) - 1, LOGITS_TOKENS):
                 n = min(LOGITS_TOKENS, len(tokens) - 1 - start)
@@ -408,8 +410,11 @@ class LLM:
                     (tokens[start + i + 1], logprob, best)
                     for i, (logprob, best) in enumerate(scored)
                 ]
+        except NoRoom:  # others have taken it meanwhile
+            raise EngineError("No room for another sequence; try again later.") from None
         finally:
             with self._turn():
+                self._loop.n_guests -= 1
                 if self._runner is not None:
                     self._runner.cache.release(sequence)
         return found

@@ -46,6 +46,7 @@ class Loop:
         self._runner, self.scheduler, self._step_time = runner, scheduler, step_time
         self.metrics, self._tokenizer, self._max_positions = metrics, tokenizer, max_positions
         self.last: Sequence | None = None  # the request that finished last
+        self.n_guests = 0  # sequences in the cache that the scheduler does not know
         self._n_empty, self._history = 0, PromptHistory()
 
     def step(self) -> bool:
@@ -151,7 +152,7 @@ class Loop:
     def _watch(self) -> None:
         """Requests that wait for ever would be worse than one that fails."""
         waiting = next(iter(self.scheduler.waiting), None)
-        if waiting is None or self.scheduler.running:
+        if waiting is None or self.scheduler.running or self.n_guests:
             self._n_empty = 0
             return
         self._n_empty += 1
@@ -162,5 +163,5 @@ class Loop:
 
     def _check_accounts(self) -> None:
         """Nothing runs: then every block is free or kept. A fault is counted, not fatal."""
-        if not self._runner.cache.is_idle:
+        if not self.n_guests and not self._runner.cache.is_idle:
             self.metrics.faults += 1

@@ -85,6 +85,8 @@ def save(name: str, state: Mapping[str, Any]) -> Path:
 def load(name: str) -> dict[str, Any] | None:
     """The saved state; None when there is none."""
     path = path_of(name)
+    if path.exists() and not path.is_file():
+        raise SessionError(f"The session {path} is not a regular file.")
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

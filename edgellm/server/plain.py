@@ -131,8 +131,10 @@ async def livez(http: HttpRequest) -> Response:
 async def readyz(http: HttpRequest) -> Response:
     """Whether a request would be served now."""
     service = _service(http)
-    waiting = max(0, service.engine.n_open - service.engine.llm.max_num_seqs)
-    if service.engine.is_ready and not service.is_draining and waiting < service.max_queue:
+    n_open, seats = service.engine.n_open, service.engine.llm.max_num_seqs
+    waiting = max(0, n_open - seats)
+    has_room = n_open < seats + service.max_queue
+    if service.engine.is_ready and not service.is_draining and has_room:
         return JSONResponse({"status": "ok", "waiting": waiting})
     return ApiError(503, "The server is not ready.").response()
 

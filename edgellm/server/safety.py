@@ -49,7 +49,10 @@ class Safety:
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await error.response(scope["path"])(scope, receive, send)
+            response = error.response(scope["path"])
+            if "transfer-encoding" in headers:  # where its body ends is not to be relied on
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
             return
         origin = headers.get("origin")
 
@@ -71,6 +74,9 @@ class Safety:
             raise ApiError(400, "The request has too many or too long headers.")
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MOST_URL_BYTES:
             raise ApiError(400, "The URL is too long.")
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # who stands between may have found another end of this request (RFC 9112, 6.3)
+            raise ApiError(400, "A request has one length: Content-Length or Transfer-Encoding.")
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name(hosts[0]) not in guard.hosts:
             raise ApiError(

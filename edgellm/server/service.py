@@ -48,12 +48,15 @@ class Service:
         return self.model
 
     def check_room(self, n: int, n_tokens: int) -> None:
-        """429 when too much waits already."""
+        """429 when too much waits already, 400 for what could never be taken."""
         if not self.engine.is_alive or self.is_draining:
             raise ApiError(503, "The server is not taking requests.")
         llm = self.engine.llm
+        room = llm.max_num_seqs + self.max_queue
+        if n > room:
+            raise ApiError(400, f"{n} answers are asked for at once; at most {room} can be.")
         waiting = max(0, self.engine.n_open - llm.max_num_seqs)
-        if waiting + n > self.max_queue:
+        if self.engine.n_open + n > room:
             raise ApiError(429, f"{waiting} requests wait already; try again later.")
         if waiting and self.engine.n_queued_tokens + n_tokens > self.max_queue_tokens:
             raise ApiError(429, "Too many tokens of prompts wait already; try again later.")

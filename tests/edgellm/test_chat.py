@@ -118,6 +118,13 @@ def test_faults_are_typed_and_name_the_line(source, says):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["self", "now", "context", "not a name", ""])
+def test_a_variable_may_have_any_other_name(name):
+    template = ChatTemplate("{{ now }}{{ messages[0].role }}")
+    wanted = "5user" if name == "now" else "user"
+    assert template.render(HI, variables={name: 5}) == wanted
+
+
 def test_variables_reach_the_template_but_replace_nothing():
     template = ChatTemplate("{{ enable_thinking }}")
     assert template.render(HI, variables={"enable_thinking": False}) == "False"

@@ -663,3 +663,48 @@ def test_an_engine_cannot_be_copied(engine: AsyncLLM) -> None:
 
     with pytest.raises(EngineError, match="copied or pickled"):
         pickle.dumps(engine)
+
+
+def test_scoring_a_text_ends_no_request_that_waits(tiny_model: Callable[..., Path]) -> None:
+    """A score holds a seat between its steps; others wait for it, and the accounts are right."""
+    tokens, found = list(range(200)) * 2, []
+    with LLM(tiny_model("llama"), n_ctx=512, n_threads=1, max_num_seqs=1) as llm:
+        remove = llm.on("output", lambda rows: time.sleep(0.002))
+        thread = threading.Thread(target=lambda: found.append(llm.score(tokens, 1)))
+        thread.start()
+        wait_until(lambda: not llm.is_idle)
+        assert len(llm.generate([1, 2, 3], GREEDY).tokens) == 12
+        thread.join()
+        remove()
+        assert len(found[0]) == 400 and llm.is_idle
+        assert llm.metrics.faults == llm.metrics.stalls == 0
+
+
+def test_a_score_that_loses_its_room_may_be_tried_again(tiny_model: Callable[..., Path]) -> None:
+    tokens = list(range(200)) * 2
+    with LLM(tiny_model("llama"), n_ctx=512, n_threads=1, cache_tokens=512) as llm:
+        began = threading.Event()
+
+        def meet(rows: object) -> None:
+            began.set()
+            time.sleep(0.002)
+
+        remove = llm.on("output", meet)
+        errors: list[Exception] = []
+
+        def score() -> None:
+            try:
+                llm.score(tokens, 1)
+            except EdgeLLMError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=score)
+        thread.start()
+        assert began.wait(10)
+        sequences = [llm.submit([i + 1] * 90, GREEDY)[0] for i in range(4)]
+        while not all(s.finish_reason for s in sequences):
+            llm.step()
+        thread.join()
+        remove()
+        assert all(isinstance(error, EngineError) for error in errors)
+        assert llm.is_idle and llm.runner.cache.faults() == [] and llm.metrics.faults == 0

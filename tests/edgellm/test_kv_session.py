@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import stat
 import subprocess
@@ -76,6 +77,24 @@ def test_another_model_or_layout_is_refused(
         small.load_cache(file)
 
 
+def test_more_than_the_context_holds_is_refused(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The context is no part of the layout: it may be smaller than when the file was made."""
+    file, prompt = tmp_path / "a.kv", tokens_of(1, 150, 200)
+    with LLM(tiny_model("llama"), n_ctx=256) as llm:
+        llm.generate(prompt, PARAMS)
+        assert llm.save_cache(file, prompt) == 150
+    for n_ctx in (64, 128, 150, 151):
+        with LLM(tiny_model("llama"), n_ctx=n_ctx) as small:
+            if n_ctx > 150:
+                assert small.load_cache(file) == 150
+                continue
+            with pytest.raises(KVFileError, match=f"150 tokens, and the context has {n_ctx}"):
+                small.load_cache(file)
+            assert small.is_idle and small.runner.cache.faults() == []
+
+
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     """Any byte changed, any length cut: one sentence, never other data."""
     path, rng = tmp_path / "a.kv", random.Random(1)
@@ -94,6 +113,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         path.write_bytes(changed)
         with pytest.raises(KVFileError):
             read(path, LAYOUT)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(KVFileError, match="not a regular file"):
+            read(other, LAYOUT)
     path.write_bytes(whole + b"x")
     with pytest.raises(KVFileError):
         read(path, LAYOUT)

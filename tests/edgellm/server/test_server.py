@@ -298,6 +298,20 @@ def test_hosts_origins_and_bodies(server: Any, start: Callable[..., Any]) -> Non
     assert answer.status_code == 413
 
 
+def test_a_request_of_two_lengths_is_refused(server: Any) -> None:
+    """What would be another request behind it is not read."""
+    second = b"GET /slots HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    head = (f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            "content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n")  # fmt: skip
+    port = int(server.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(head.encode() + b"0\r\n\r\n" + second)
+        answer = b""
+        while part := connection.recv(65536):  # until the server closes it
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+
+
 # ---- leaving, waiting, crowds -------------------------------------------------------------------
 
 
@@ -367,6 +381,16 @@ def test_a_full_queue_is_said_at_once(start: Callable[..., Any]) -> None:
     assert one.http.get("/livez").status_code == 200
     for thread in threads:
         thread.join()
+
+
+def test_without_a_queue_the_seats_are_served(start: Callable[..., Any]) -> None:
+    one = start(n_ctx=512, max_num_seqs=2, max_queue=0)
+    assert one.http.get("/readyz").status_code == 200
+    body = {"prompt": ["a", "b"], "max_tokens": 2}
+    assert one.post("/v1/completions", body).status_code == 200
+    answer = one.post("/v1/completions", {**body, "prompt": ["a"] * 3})
+    assert answer.status_code == 400  # trying again would not help
+    assert "at most 2" in error_of(answer)["message"]
 
 
 def test_no_word_of_another(server: Any) -> None:

@@ -55,7 +55,7 @@ def test_an_answer_that_fails_on_its_way(slow: Any, path: str, body: dict[str, A
         last = last["response"]
     assert says(path, last)
     whole = slow.post(path, {**body, "stream": False})
-    assert whole.status_code == 504 and says(path, whole.json())
+    assert whole.status_code == 408 and says(path, whole.json())
     slow.until(slow.is_idle)
 
 
