@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -13,6 +15,7 @@ from edgellm.engine import AsyncLLM
 from edgellm.errors import EdgeLLMError
 from edgellm.llm import LLM
 from edgellm.server.app import make_app
+from edgellm.server.protocol import PatientOnce
 from edgellm.server.safety import Guard, known_hosts
 from edgellm.server.service import Service
 
@@ -48,18 +51,30 @@ def serve(
         app, log_config=None, access_log=False, server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS, limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=DRAIN_SECONDS, h11_max_incomplete_event_size=32 << 10,
-        http="h11", ws="none", loop="asyncio",
+        http=PatientOnce, ws="none", loop="asyncio",
     )  # fmt: skip
     listening = _listen(*address)
     host, port = listening.getsockname()[:2]
     say(f"{model}, {llm.n_ctx:,} tokens of context, at http://{host}:{port}/v1 (Ctrl-C ends).")
     try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass
+        _Server(config).run(sockets=[listening])
     finally:
         listening.close()
         engine.close()
+
+
+class _Server(uvicorn.Server):
+    """SIGTERM and Ctrl-C end it in peace; uvicorn's own raises them again when all is done."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _listen(host: str, port: int) -> socket.socket:

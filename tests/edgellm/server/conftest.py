@@ -17,6 +17,7 @@ from edgellm import LLM
 from edgellm.conversation import template_of
 from edgellm.engine import AsyncLLM
 from edgellm.server.app import make_app
+from edgellm.server.protocol import PatientOnce
 from edgellm.server.safety import Guard
 from edgellm.server.service import Service
 
@@ -36,7 +37,9 @@ class Running:
         template = template_of(self.llm, None) if self.llm.chat_template else None
         self.service = Service(self.engine, "tiny", template, **service_options)
         application = make_app(self.service, guard, drain_seconds=0, **app)
-        config = uvicorn.Config(application, log_config=None, lifespan="on", http="h11", ws="none")
+        config = uvicorn.Config(
+            application, log_config=None, lifespan="on", http=PatientOnce, ws="none"
+        )
         self._server = uvicorn.Server(config)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

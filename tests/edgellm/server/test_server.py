@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -511,3 +514,40 @@ def test_tools_for_a_template_that_knows_none(start: Callable[..., Any]) -> None
     answer = server.post(CHAT, body).json()["choices"][0]
     if answer["finish_reason"] == "tool_calls":
         assert answer["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+def test_who_says_nothing_holds_no_place(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.server.protocol.HEADER_SECONDS", 0.4)
+    server = start(n_ctx=512)
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    for said in (b"", b"GET /hea"):
+        with socket.create_connection(address) as connection:
+            connection.sendall(said)
+            connection.settimeout(5)
+            begun = time.perf_counter()
+            while connection.recv(1000):
+                pass
+            assert 0.2 < time.perf_counter() - begun < 3
+
+
+def test_a_signal_ends_the_server_in_peace(tiny_model: Callable[..., Any], tmp_path: Any) -> None:
+    """RF14: what is under way is finished, and the exit code is 0."""
+    run = [sys.executable, "-m", "edgellm", "serve", str(tiny_model("llama", n_ctx=2048)),
+           "--port", "0"]  # fmt: skip
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "http://" in line)
+            url = "http://" + line.split("http://")[1].split()[0]
+            body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
+            found = []
+            with httpx.stream("POST", url + "/completions", json=body, timeout=30) as answer:
+                for line in answer.iter_lines():
+                    found += [line] if line else []
+                    if len(found) == 3:
+                        process.send_signal(number)
+            assert found[-1] == "data: [DONE]"
+            process.stderr.read()
+            assert process.wait(10) == 0
