@@ -7,9 +7,9 @@ then by age) is *preempted*: it loses its place and goes to the front of the que
 it has. What was computed of it stays in the cache for as long as nobody needs the room.
 
 There are two lanes. Interactive requests go before batch requests and may take a seat from one. The
-batch lane does not starve: it gets at least ``batch_share`` of the tokens. A request's age counts
-only within its lane; if it counted between them, a flood of old batch requests would go before
-everybody who waits at a screen.
+batch lane does not starve: it gets at least ``batch_share`` of the tokens, and a batch request that
+has waited for ``max_wait`` takes every other seat that comes free. It can lose that seat again: if
+age gave more, a flood of old batch requests would go before everybody who waits at a screen.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class SchedulerConfig:
     step_seconds: float = 0.15
     stretch: float = 1.9
     batch_share: float = 0.1
+    max_wait: float = 10.0  # seconds
     max_preemptions: int = 16
 
 
@@ -67,6 +68,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # best first: by lane, then by arrival
         self._served = [0.0, 0.0]  # tokens by lane, of late
         self._has_preempted = False
+        self._had_a_turn = False  # the batch lane, at the last admission
         self._failed: list[tuple[Sequence, EdgeLLMError]] = []
         self._begun: list[Sequence] = []
         self._next_look = 0.0  # at all that wait
@@ -230,16 +232,19 @@ class Scheduler:
 
     def _admit(self, batch: dict[Sequence, int]) -> Sequence | None:
         """The next waiting request with a row and room for its prompt, if it can have them."""
-        sequence = self._next()
-        if sequence is None:
-            return None
-        if sequence.is_cancelled or _expired(sequence, self._clock()):
-            self._next_look = 0.0  # it goes before the next step
-            return None
-        if not self._seat(sequence) and not (
-            self._make_way(sequence, batch) and self._seat(sequence)
-        ):
-            return None
+        for sequence in self._next():
+            if sequence.is_cancelled or _expired(sequence, self._clock()):
+                self._next_look = 0.0  # it goes before the next step
+                return None
+            if self._seat(sequence):
+                return self._begin(sequence)
+            if self._make_way(sequence, batch):  # who had to go is the first of its lane now
+                return self._begin(sequence) if self._seat(sequence) else None
+        return None
+
+    def _begin(self, sequence: Sequence) -> Sequence:
+        """From its lane to those that run."""
+        self._had_a_turn = sequence.options.lane > 0
         self._lanes[sequence.lane].popleft()
         if sequence.options.lane and not sequence.is_promoted:
             sequence.is_promoted = self._is_owed()
@@ -263,11 +268,17 @@ class Scheduler:
             at -= 1
         self.running.insert(at, sequence)
 
-    def _next(self) -> Sequence | None:
+    def _next(self) -> list[Sequence]:
+        """The first of each lane, in the order in which they may have a seat."""
         heads = [lane[0] for lane in self._lanes if lane]
-        if len(heads) < 2:
-            return heads[0] if heads else None
-        return heads[1] if self._is_owed() else heads[0]
+        if len(heads) == 2 and (self._is_owed() or self._has_aged(heads[1])):
+            heads.reverse()
+        return heads
+
+    def _has_aged(self, sequence: Sequence) -> bool:
+        """Whether a batch request has waited long enough for a seat that is free."""
+        is_free = len(self.running) < self.config.max_num_seqs and not self._had_a_turn
+        return is_free and self._clock() - sequence.arrived >= self.config.max_wait
 
     def _is_owed(self) -> bool:
         """Whether the batch lane has had less than its share of late."""

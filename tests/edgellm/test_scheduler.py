@@ -231,6 +231,29 @@ def test_the_batch_lane_gets_its_share_of_a_busy_machine() -> None:
     assert 0.08 <= tokens[0] / sum(tokens) <= 0.3
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 8), min_size=1, max_size=6), max_wait=st.integers(1, 20),
+    seats=st.integers(1, 4),
+)  # fmt: skip
+def test_no_wait_is_longer_than_the_ageing_bound(
+    lengths: list[int], max_wait: int, seats: int
+) -> None:
+    """Beside a crowd that is always there, and without a share for the batch lane, its first
+    request gets the second seat, at most, that comes free once it has waited for max_wait."""
+    engine = Engine(max_seqs=seats, max_wait=max_wait, batch_share=0.0, max_num_batched_tokens=64)
+    crowd: list[Sequence] = []
+    patient = engine.add(request([500], n_output=3, priority="batch"))
+    steps = 0
+    while not patient.started:
+        while sum(s not in engine.ended for s in crowd) < seats * 2:
+            n = lengths[len(crowd) % len(lengths)]
+            crowd.append(engine.add(request([1000 + len(crowd)], n_output=n)))
+        engine.step()
+        steps += 1
+        assert steps <= max_wait + 2 * (max(lengths) + 2)
+
+
 @settings(max_examples=100, deadline=None)
 @given(wanted=REQUESTS)
 def test_nobody_is_overtaken_in_his_lane(wanted: list[Any]) -> None:
