@@ -348,7 +348,7 @@ def test_a_client_that_leaves_frees_its_seat(
     threading.Thread(target=leave, args=(server, body, 0.15, path)).start()
     server.until(lambda: server.llm.metrics.steps > steps)
     time.sleep(0.15)
-    assert server.until(server.is_idle) < 0.4
+    assert server.until(server.is_idle) < 1.0
 
 
 def test_a_client_that_leaves_the_queue_is_never_read(start: Callable[..., Any]) -> None:
@@ -374,7 +374,7 @@ def test_a_full_queue_is_said_at_once(start: Callable[..., Any]) -> None:
     one.until(lambda: one.engine.n_open == 2)
     begun = time.perf_counter()
     answer = one.post(CHAT, body)
-    assert time.perf_counter() - begun < 0.2
+    assert time.perf_counter() - begun < 1.0
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
     other = one.post("/api/chat", {"model": "tiny", "messages": ASK})
     assert other.status_code == 503 and "wait already" in other.json()["error"]
