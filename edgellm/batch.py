@@ -24,7 +24,8 @@ from edgellm.errors import EdgeLLMError
 from edgellm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from edgellm.llm import LLM, Completion, Prompt
+    from edgellm.llm import LLM, Completion
+    from edgellm.prompts import Prompt
     from edgellm.sequence import Sequence
 
 FIELDS = {field.name for field in fields(SamplingParams)}

@@ -20,9 +20,10 @@ from typing import Any, Self
 
 from edgellm.engine_thread import EngineThread
 from edgellm.errors import EdgeLLMError
-from edgellm.llm import LLM, Prompt, is_tokens
+from edgellm.llm import LLM
 from edgellm.loop import EngineError
 from edgellm.metrics import Metrics
+from edgellm.prompts import Prompt, is_tokens
 from edgellm.request import Request, Stream
 from edgellm.request_options import RequestOptions
 from edgellm.sampling_params import SamplingParams

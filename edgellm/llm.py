@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
@@ -46,31 +45,19 @@ from edgellm.models import build_graph
 from edgellm.overrides import Overrides
 from edgellm.overrides import apply as apply_overrides
 from edgellm.pooling import pool, pooling_of
+from edgellm.prompts import ContextFull, Prompt, Prompts, check_positive, is_tokens
 from edgellm.quant.gguf import GGUF
 from edgellm.request_options import RequestOptions
 from edgellm.runner import Run, Runner
-from edgellm.sampling import Sampler, SamplingParams, log_softmax_top, resolve_bias
+from edgellm.sampling import SamplingParams, log_softmax_top
 from edgellm.scheduler import Scheduler, SchedulerConfig
 from edgellm.sequence import Completion, Piece, Sequence, completion_of
 from edgellm.step_time import StepTime
-from edgellm.structured import Grammars
 from edgellm.tokenizer import Tokenizer
-from edgellm.tools.budget import budget_for
 
 _DOTS_PER_SECOND = 100e9  # of a core: a first guess
 LOGITS_TOKENS = 64  # of a step whose logits are all wanted: rows of a big vocabulary are big
 _kernels = store.KernelStore()  # machine code is shared by all models of the process
-
-
-class ContextFull(EdgeLLMError):
-    """A prompt of ``n_prompt`` tokens does not fit into the context of ``n_ctx``."""
-
-    def __init__(self, message: str, n_prompt: int, n_ctx: int) -> None:
-        super().__init__(message)
-        self.n_prompt, self.n_ctx = n_prompt, n_ctx
-
-
-Prompt = str | list[int]
 
 
 class LLM:
@@ -115,10 +102,14 @@ class LLM:
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
-        _check_positive(
+        check_positive(
             n_ctx=n_ctx, n_threads=n_threads, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, cache_tokens=cache_tokens,
         )  # fmt: skip
+        if n_threads is not None and n_threads > MOST_THREADS:
+            raise EdgeLLMError(
+                f"n_threads is {n_threads}; at most {MOST_THREADS} threads work together (-t)."
+            )
         if not (isinstance(prefill_share, int | float) and 0 < prefill_share <= 1):
             raise EdgeLLMError(
                 f"prefill_share must be above 0 and at most 1, not {prefill_share!r}."
@@ -213,6 +204,10 @@ class LLM:
         }
         self.max_num_seqs = max_num_seqs
         self._limits = limits
+        self._prompts = Prompts(
+            self._tokenizer.result, self.n_vocab, self.max_positions, self._users,
+            self.chat_template, limits.block if graph.is_recurrent else None,
+        )  # fmt: skip
 
     def _start(
         self, max_num_batched_tokens: int | None, prefill_share: float, host_cache_bytes: int
@@ -245,10 +240,6 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer.result()
-
-    @cached_property
-    def _grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self.n_vocab)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -605,74 +596,8 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None
     ) -> Sequence:
         """A request that is not queued yet. EdgeLLMError for one that cannot be served."""
-        return self._sequences(prompt, params, options)[0]
-
-    def _sequences(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None,
-        n: int = 1,
-    ) -> list[Sequence]:  # fmt: skip
         self._ready()
-        if not isinstance(params, SamplingParams):
-            raise EdgeLLMError(f"params must be SamplingParams, not {type(params).__name__}.")
-        options = options if options is not None else RequestOptions()
-        if not isinstance(options, RequestOptions):
-            raise EdgeLLMError(f"options must be RequestOptions, not {type(options).__name__}.")
-        _check_positive(n=n)
-        tokens = self._tokens(prompt)
-        seed, marks = params.resolved_seed(), self._marks(tokens, n)
-        bias = resolve_bias(params, self.tokenizer, self.n_vocab)
-        choices = []
-        for choice in range(n):
-            sequence = Sequence(
-                list(tokens), params, self.tokenizer.stream(), options, choice, seed, marks
-            )
-            sequence.sampler = Sampler(
-                params,
-                seed,
-                bias=bias,
-                users=self._users,
-                matcher=self._grammars.matcher(params) if params.structured else None,
-                budget=budget_for(params, self.chat_template, self.tokenizer, tokens),
-                piece=self.tokenizer.piece if self.tokenizer.has_text else None,
-                choice=choice,
-            )
-            choices.append(sequence)
-        choices[0].forks = choices[1:]
-        return choices
-
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            tokens = self.tokenize(prompt)
-        elif is_tokens(prompt):
-            tokens = [int(t) for t in prompt]
-        else:
-            raise EdgeLLMError("A prompt is a text or a list of token ids.")
-        if not tokens:
-            raise EdgeLLMError("The prompt is empty: it needs at least one token.")
-        if bad := [t for t in tokens if not 0 <= t < self.n_vocab]:
-            raise EdgeLLMError(
-                f"Token id {bad[0]} is not in the vocabulary of {self.n_vocab} tokens."
-            )
-        if len(tokens) > self.max_positions:
-            raise ContextFull(
-                f"The prompt has {len(tokens)} tokens and the context {self.max_positions}: "
-                "shorten it or ask for a larger context (-c).",
-                len(tokens), self.max_positions,
-            )  # fmt: skip
-        return tokens
-
-    def _marks(self, tokens: list[int], n: int) -> frozenset[int]:
-        """Where the state of recurrent layers is kept: behind the first message and the last two
-        (their ends are the tokens that end a text), else before what a template may put behind
-        them."""
-        if not self._graph.is_recurrent:
-            return frozenset()
-        eog, last, block = self.tokenizer.eog, len(tokens) - 1, self._limits.block
-        ends = [i + 1 for i, token in enumerate(tokens) if token in eog and i < last]
-        marks = {*ends[:1], *ends[-2:]} or {max(0, last - block) // block * block}
-        if n > 1:
-            marks.add(last)  # the other choices go on from there
-        return frozenset(marks - {0})
+        return self._prompts.sequences(prompt, params, options, 1)[0]
 
     def submit(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions | None = None,
@@ -690,7 +615,8 @@ class LLM:
     ) -> list[Sequence]:  # fmt: skip
         """The n choices of a request, checked but not queued yet. Waits for no step, so any thread
         may do this at any time. EdgeLLMError for what can never be served."""
-        choices = self._sequences(prompt, params, options, n)
+        self._ready()
+        choices = self._prompts.sequences(prompt, params, options, n)
         self._check_generates()
         first = choices[0]
         wanted = first.params.max_tokens
@@ -749,22 +675,6 @@ class LLM:
         with self._turn():
             for sequence in choices:  # the first hands its forks to the queue
                 self._loop.scheduler.remove(sequence)
-
-
-def is_tokens(prompt: Any) -> bool:
-    """Whether a prompt is given as token ids."""
-    return isinstance(prompt, list | tuple | np.ndarray) and all(
-        isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt
-    )
-
-
-def _check_positive(**values: int | None) -> None:
-    for name, value in values.items():
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if value is not None and (not whole or value < 1):
-            raise EdgeLLMError(f"{name} must be a whole number of at least 1, not {value!r}.")
-    if (n := values.get("n_threads")) is not None and n > MOST_THREADS:
-        raise EdgeLLMError(f"n_threads is {n}; at most {MOST_THREADS} threads work together (-t).")
 
 
 __all__ = ["LLM", "SINKS", "Completion", "ContextFull", "EngineError"]

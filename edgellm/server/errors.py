@@ -9,8 +9,8 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from edgellm.errors import EdgeLLMError
-from edgellm.llm import ContextFull
 from edgellm.loop import EngineError
+from edgellm.prompts import ContextFull
 from edgellm.sampling import ModelProducedNaN
 from edgellm.scheduler import Overloaded, RequestTimeout
 

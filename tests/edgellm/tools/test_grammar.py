@@ -97,7 +97,7 @@ XML = "<function=get>\n<parameter=city>\na </p> b\n</parameter>\n</function>\n"
 
 def accepts(llm, grammar, text):
     """Whether the text keeps to the grammar, and is a whole answer."""
-    matcher = llm._grammars.matcher(replace(FREE, grammar=grammar))
+    matcher = llm._prompts.grammars.matcher(replace(FREE, grammar=grammar))
     for token in llm.tokenize(text):
         if token not in matcher.allowed(llm.n_vocab):
             return False
