@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from edgellm import private_file
 from edgellm.errors import EdgeLLMError
 from edgellm.quant.gguf import GGUF
 
@@ -62,27 +62,14 @@ def write(path: Path, layout: dict[str, Any], saved: Saved) -> int:
         "state": len(saved.state),
     }
     text = json.dumps(header).encode()
-    digest, n_bytes = hashlib.blake2b(digest_size=_DIGEST), 0
+    body = [_MAGIC, len(text).to_bytes(8, "little"), text, *parts, saved.state]
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for part in body:
+        digest.update(part)
     try:
-        # mkstemp makes files that only their owner can read
-        handle, unfinished = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
-        )
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for part in (_MAGIC, len(text).to_bytes(8, "little"), text, *parts, saved.state):
-                    digest.update(part)
-                    n_bytes += file.write(part)
-                n_bytes += file.write(digest.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
+        return private_file.write(path, [*body, digest.digest()])
     except OSError as error:
         raise KVFileError(f"{path} cannot be written: {error.strerror or error}.") from None
-    return n_bytes
 
 
 def read(path: Path, layout: dict[str, Any]) -> Saved:

@@ -1,13 +1,12 @@
 """Conversations on disk: one JSON file each in the cache folder, readable by its owner only."""
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from edgellm import private_file
 from edgellm.errors import EdgeLLMError
 from edgellm.hub import cache_dir
 
@@ -64,17 +63,7 @@ def save(name: str, state: Mapping[str, Any]) -> Path:
     path = path_of(name)
     text = json.dumps({"version": VERSION, **state}, ensure_ascii=False)
     try:
-        # mkstemp makes files that only their owner can read
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
+        private_file.write(path, [text.encode("utf-8", errors="replace")])
     except OSError as error:
         raise SessionError(
             f"The session cannot be written to {path}: {error.strerror or error}."

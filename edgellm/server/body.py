@@ -51,7 +51,6 @@ def parse(raw: bytes) -> dict[str, Any]:
     """JSON that is an object, without NaN, duplicate keys, or nesting beyond reason."""
     try:
         data = json.loads(raw, parse_constant=_no_constant, object_pairs_hook=_unique)
-        json.dumps(data).encode()  # half a surrogate pair is no text
     except ApiError:
         raise
     except (ValueError, RecursionError):

@@ -103,8 +103,7 @@ async def begin(
     """Queue a request. ``n_top``: alternatives for each token; None: no logprobs. ApiError."""
     n = check_n(body.n, service.engine.llm.max_num_seqs)
     params = _params(service, body, n_top)
-    options = request_options(body, http.scope.get("state", {}).get("client", ""),
-                              service.request_seconds)  # fmt: skip
+    options = request_options(http, body, service.request_seconds)
     text, tokens = await in_thread(lambda: rendered(service, body))
     params = _with_calls(service, body, params, text)
     return Turn(service, body, text, await service.open(tokens, params, options, n))
@@ -118,8 +117,7 @@ async def begin_text(
         raise ApiError(400, "prompt: it is empty.", param="prompt")
     logprobs = 0 if n_top is None else max(1, n_top)
     params = sampling_params(body, service.defaults, body.max_tokens, logprobs)
-    options = request_options(body, http.scope.get("state", {}).get("client", ""),
-                              service.request_seconds)  # fmt: skip
+    options = request_options(http, body, service.request_seconds)
     return await service.open(tokens, params, options, 1)
 
 

@@ -19,7 +19,7 @@ from edgellm.server.infill import fim_prompt
 from edgellm.server.parameters import check_n, request_options, sampling_params
 from edgellm.server.replies import finish_reason, new_id, timings
 from edgellm.server.schemas import CompletionRequest
-from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
+from edgellm.server.service import Service, aborted_on_disconnect, give_up, in_thread, until_left
 
 _MOST_PROMPTS = 256
 _DEFAULT_TOKENS = 16  # OpenAI's
@@ -182,8 +182,7 @@ async def completions(http: HttpRequest) -> Response:
         raise ApiError(400, "max_tokens: 0 needs echo.", param="max_tokens")
     logprobs = 0 if body.logprobs is None else max(1, body.logprobs)
     params = sampling_params(body, service.defaults, most or 1, logprobs)
-    options = request_options(body, http.scope.get("state", {}).get("client", ""),
-                              service.request_seconds)  # fmt: skip
+    options = request_options(http, body, service.request_seconds)
     service.check_room(n * len(prompts), n * sum(map(len, prompts)))
     echoed: list[Scored] = []
     if body.echo and body.logprobs is not None:
@@ -203,11 +202,5 @@ async def completions(http: HttpRequest) -> Response:
         async with aborted_on_disconnect(http.receive, *requests):
             return JSONResponse(await answer.whole())
     except BaseException:
-        _abort(requests)
+        give_up(requests)
         raise
-
-
-def _abort(requests: list[Request]) -> None:
-    for request in requests:
-        if not request.is_done:
-            request.abort()

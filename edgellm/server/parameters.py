@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
+
 from edgellm.errors import EdgeLLMError
 from edgellm.request_options import RequestOptions
 from edgellm.sampling_params import SamplingParams
@@ -81,8 +83,9 @@ def _structure(wanted: ResponseFormat | None) -> dict[str, Any]:
     return {"regex" if wanted.type == "regex" else "grammar": text}
 
 
-def request_options(body: Sampled, client: str, timeout: float | None) -> RequestOptions:
+def request_options(http: HttpRequest, body: Sampled, timeout: float | None) -> RequestOptions:
     """Lane, time and cache of a request. Clients with different keys never share a cache."""
+    client = http.scope.get("state", {}).get("client", "")  # see safety
     priority = body.priority
     if isinstance(priority, int):  # vLLM's: lower goes first, 0 is the default
         priority = "batch" if priority > 0 else "interactive"

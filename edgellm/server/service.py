@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -69,26 +69,28 @@ class Service:
         return await self.engine.open(tokens, params, options, n)
 
 
+def give_up(requests: Iterable[Request]) -> None:
+    """Abort what is not done."""
+    for request in requests:
+        if not request.is_done:
+            request.abort()
+
+
 @asynccontextmanager
 async def aborted_on_disconnect(receive: Receive, *requests: Request) -> AsyncIterator[None]:
     """Give requests up when the client leaves, or when the block is left before they are done."""
 
-    def abort() -> None:
-        for request in requests:
-            if not request.is_done:
-                request.abort()
-
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        abort()
+        give_up(requests)
 
     watcher = asyncio.create_task(watch())
     try:
         yield
     finally:
         watcher.cancel()
-        abort()
+        give_up(requests)
 
 
 async def until_left(events: AsyncIterator[T], *requests: Request) -> AsyncIterator[T]:
@@ -97,9 +99,7 @@ async def until_left(events: AsyncIterator[T], *requests: Request) -> AsyncItera
         async for event in events:
             yield event
     finally:
-        for request in requests:
-            if not request.is_done:
-                request.abort()
+        give_up(requests)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic, BadRequestError, NotFoundError
+from offers import CITY, HERMES
 
 from edgellm.server.anthropic import chat_request
 from edgellm.server.anthropic_schemas import MessagesRequest
@@ -16,20 +17,7 @@ from edgellm.server.safety import Guard
 ASK: Any = [{"role": "user", "content": "hello"}]
 GREEDY = {"temperature": 0}  # which the client itself no longer has
 MESSAGES = "/v1/messages"
-WEATHER: Any = {
-    "name": "weather",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 8}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-}
-HERMES = (
-    "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>{% endif %}'
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
-)
+WEATHER: Any = {"name": "weather", "input_schema": CITY}
 THINKING = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<think>\n"
 
 

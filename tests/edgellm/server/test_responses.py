@@ -7,26 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from offers import CITY, HERMES
 from openai import BadRequestError, OpenAI
 
 from edgellm.server.responses import chat_request
 from edgellm.server.responses_schemas import ResponsesRequest
 
-WEATHER: Any = {
-    "type": "function",
-    "name": "weather",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 8}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-}
-HERMES = (
-    "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>{% endif %}'
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
-)
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": CITY}
 THINKING = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
     "{% if enable_thinking != false %}<think>\n{% endif %}"

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from offers import HERMES, WEATHER
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from edgellm import SamplingParams
@@ -435,24 +436,6 @@ def test_health_answers_while_a_long_prompt_is_read(start: Callable[..., Any]) -
 
 
 # ---- tools --------------------------------------------------------------------------------------
-
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 8}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
-HERMES = (
-    "{% if tools %}<tools>{{ tools }}</tools> <tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>{% endif %}'
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
-)
 
 
 @pytest.mark.parametrize(
