@@ -56,7 +56,7 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """``most_tokens(sequence)`` is how long a sequence may become."""
+    """``step_time`` learns how long steps take; ``clock`` tells seconds as ``Sequence.arrived``."""
 
     def __init__(
         self, cache: KVCache, config: SchedulerConfig, step_time: StepTime, metrics: Metrics,
