@@ -235,7 +235,7 @@ def test_ctrl_c_ends_with_130(tmp_path):
         start = time.monotonic()
         running.send_signal(signal.SIGINT)
         assert running.wait(20) == 130
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
         assert running.stderr.read() == b"compiling kernels 1/2\n"
 
 

@@ -257,7 +257,7 @@ def test_ctrl_c_in_a_long_prefill_stops_quickly(real_model: Callable[[str], Path
         os.kill(child.pid, signal.SIGINT)
         sent = time.perf_counter()
         assert child.stdout.readline() == "stopped True\n"
-        assert time.perf_counter() - sent < 0.3
+        assert time.perf_counter() - sent < 2  # reading the prompt would take longer
         assert child.stdout.readline() == "2\n"
 
 

@@ -302,9 +302,9 @@ def test_wordpiece(make: Make) -> None:
     assert bert.encode("zzz[SEP]", parse_special=True) == [0, 2]
     cased = Tokenizer.from_gguf(make("bert", texts, normalizer__lowercase=False, **ids))
     assert cased.encode("Hello") == [0]
-    start = time.perf_counter()
+    start = time.thread_time()
     assert bert.encode("he" * 500_000) == [0]  # BERT's own limit is 100 characters
-    assert time.perf_counter() - start < 2
+    assert time.thread_time() - start < 2
 
 
 def test_escaped_spaces(make: Make) -> None:
@@ -439,9 +439,9 @@ def test_long_runs_of_digits_are_cut_as_written(family: str, around: str) -> Non
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("text", ["7" * 100_000, "7" * 100_000 + "x", "a" * 100_000, " " * 100_000])
 def test_no_family_is_quadratic(family: str, text: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     assert "".join(cut(FAMILIES[family], text)) == text
-    assert time.perf_counter() - start < 3
+    assert time.thread_time() - start < 3
 
 
 # --- GPT-2, from tests/data ------------------------------------------------------------------
@@ -481,9 +481,9 @@ def test_gpt2_is_quick(gpt2: Tokenizer) -> None:
     gpt2.encode("x")
     source = Path(__file__).read_text()[:16_000] * 16
     for text in (source, "A" * 250_000):
-        start = time.perf_counter()
+        start = time.thread_time()
         assert gpt2.decode(gpt2.encode(text)) == text
-        assert time.perf_counter() - start < 2
+        assert time.thread_time() - start < 2
 
 
 # --- full vectors ----------------------------------------------------------------------------

@@ -444,7 +444,7 @@ def test_claims_do_not_cost_memory_or_time(path: Path) -> None:
     """Each length and count replaced by each large number, in a file of 3 KB."""
     parts = small()
     tracemalloc.start()
-    start = time.perf_counter()
+    start = time.thread_time()
     for index, (kind, raw) in enumerate(parts):
         if kind not in ("count", "length", "dim", "dims", "offset", "type"):
             continue
@@ -454,7 +454,7 @@ def test_claims_do_not_cost_memory_or_time(path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 << 20
-    assert time.perf_counter() - start < 60
+    assert time.thread_time() - start < 60
 
 
 def test_large_vocabulary_is_fast(path: Path) -> None:
@@ -464,10 +464,10 @@ def test_large_vocabulary_is_fast(path: Path) -> None:
     write(path, joined(fields(kv)))
     best = 9.0
     for _ in range(3):  # the machine may be busy; the best of three tells what the code needs
-        start = time.perf_counter()
+        start = time.thread_time()
         with GGUF(path) as model:
             assert len(model.strings("tokenizer.ggml.tokens")) == 152_000
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     assert best < 0.3
 
 

