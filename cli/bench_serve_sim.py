@@ -4,11 +4,13 @@ from typing import Annotated
 
 import typer
 
-from edgellm.cli import _model, _sim_report
+from edgellm.cli import _load_report, _model, _sim_report
 from edgellm.cli._options import CpuMask, Model, ModelFlag, Threads, threads_or_none
 from edgellm.cli._output import Status, say, visible, write
 
-FORMATS = {"md": _sim_report.as_markdown, "json": _sim_report.as_json, "csv": _sim_report.as_csv}
+FORMATS = {
+    "md": _sim_report.as_markdown, "json": _load_report.as_json, "csv": _load_report.as_csv,
+}  # fmt: skip
 MISSED = 1  # exit code: an SLO was
 
 

@@ -36,10 +36,21 @@ class Record:
     finished: float | None = None
     finish_reason: str = ""
     n_preempted: int = 0
+    n_counted: int = 0  # tokens, where a server counts them: a piece of text can be several
 
     @property
     def is_complete(self) -> bool:
         return self.finish_reason in ("stop", "length")
+
+    @property
+    def is_rejected(self) -> bool:
+        """Told at once to come again later."""
+        return self.finish_reason == "rejected"
+
+    @property
+    def n_output(self) -> int:
+        """Tokens of the answer."""
+        return self.n_counted or len(self.tokens)
 
     @property
     def is_cancelled(self) -> bool:
@@ -54,8 +65,8 @@ class Record:
     @property
     def tpot(self) -> float | None:
         """Time of a token after the first, on average."""
-        n = len(self.tokens) - 1
-        return (self.tokens[-1] - self.tokens[0]) / n if n > 0 else None
+        n = self.n_output - 1
+        return (self.tokens[-1] - self.tokens[0]) / n if n > 0 and self.tokens else None
 
     @property
     def gaps(self) -> list[float]:
@@ -125,16 +136,17 @@ def summary(records: list[Record], seconds: float, slo: SLO | None = None) -> di
     """Figures of the requests of a measurement that took so long."""
     slo, seconds = slo or SLO(), max(seconds, 1e-9)
     gaps = [gap for record in records for gap in record.gaps]
-    begun = [r for r in records if r.admitted is not None]
+    begun = [r for r in records if r.admitted is not None or r.tokens]
     n_prompt, n_cached = sum(r.n_prompt for r in begun), sum(r.n_cached for r in begun)
-    n_generated = sum(len(r.tokens) for r in records)
+    n_generated = sum(r.n_output for r in records)
     n_good = sum(map(slo.is_met, records))
     n_asked = sum(not r.is_cancelled for r in records)
     return {
         "requests": len(records),
         "completed": sum(r.is_complete for r in records),
         "cancelled": sum(r.is_cancelled for r in records),
-        "failed": sum(not r.is_complete and not r.is_cancelled for r in records),
+        "rejected": sum(r.is_rejected for r in records),
+        "failed": sum(not (r.is_complete or r.is_cancelled or r.is_rejected) for r in records),
         "seconds": seconds,
         **{name: quantiles(getattr(r, name) for r in records) for name in LATENCIES},
         "gap": quantiles(gaps),
@@ -150,6 +162,42 @@ def summary(records: list[Record], seconds: float, slo: SLO | None = None) -> di
         "goodput": n_good / seconds,  # requests/s that met every SLO
         "preempted": sum(r.n_preempted for r in records),
     }
+
+
+@dataclass
+class Run:
+    """Records, how long it took, and what the engine counted meanwhile, where it is known."""
+
+    records: list[Record]
+    seconds: float
+    counted: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """``rows``: a summary of all requests of each phase, and of each kind of them. ``judged`` are
+    the records that an SLO is for. ``notes`` are sentences about what the scenario is there for,
+    ``facts`` the same as numbers."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    judged: list[Record] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, run: Run, slo: SLO, is_judged: bool = True) -> None:
+        """A phase. A batch request has nobody waiting, so no SLO is for it."""
+        self.rows.append(
+            {"phase": name, "kind": "all", **summary(run.records, run.seconds, slo),
+             **({"counted": run.counted} if run.counted else {})}
+        )  # fmt: skip
+        kinds = sorted({r.kind for r in run.records})
+        for kind in kinds if len(kinds) > 1 else []:
+            of = [r for r in run.records if r.kind == kind]
+            self.rows.append({"phase": name, "kind": kind, **summary(of, run.seconds, slo)})
+        self.records += run.records
+        if is_judged:
+            self.judged += [r for r in run.records if r.priority == "interactive"]
 
 
 def write(path: str | os.PathLike[str], records: Iterable[Record]) -> None:

@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import count
 from typing import Any
 
@@ -21,21 +21,12 @@ from edgellm.llm import LLM
 from edgellm.request_options import RequestOptions
 from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Sequence
-from edgellm.serving_records import SLO, Record, summary
+from edgellm.serving_records import SLO, Record, Report, Run, summary
 from edgellm.workloads import SECONDS, Ask, Maker, Speed, find, flood
 
 SAMPLING = {"temperature": 0.0, "ignore_eos": True}  # the same work whatever the model says
 _CALIBRATION = 192, 12  # tokens of a prompt, and of each of several answers
 _NAP = 0.02  # seconds between looks at the clock while nothing is due
-
-
-@dataclass
-class Run:
-    """A simulation's records, how long it took, and what the engine counted meanwhile."""
-
-    records: list[Record]
-    seconds: float
-    counted: dict[str, Any] = field(default_factory=dict)
 
 
 class Simulation:
@@ -210,33 +201,6 @@ def config(llm: LLM, name: str, seed: int, is_static: bool, slo: SLO) -> dict[st
 
 
 # ---- reports ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Report:
-    """``rows``: a summary of all requests of each phase, and of each kind of them. ``judged`` are
-    the records that an SLO is for. ``notes`` are sentences about what the scenario is there for,
-    ``facts`` the same as numbers."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
-    judged: list[Record] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    facts: dict[str, float] = field(default_factory=dict)
-
-    def add(self, name: str, run: Run, slo: SLO, is_judged: bool = True) -> None:
-        """A phase. A batch request has nobody waiting, so no SLO is for it."""
-        self.rows.append(
-            {"phase": name, "kind": "all", **summary(run.records, run.seconds, slo),
-             "counted": run.counted}
-        )  # fmt: skip
-        kinds = sorted({r.kind for r in run.records})
-        for kind in kinds if len(kinds) > 1 else []:
-            of = [r for r in run.records if r.kind == kind]
-            self.rows.append({"phase": name, "kind": kind, **summary(of, run.seconds, slo)})
-        self.records += run.records
-        if is_judged:
-            self.judged += [r for r in run.records if r.priority == "interactive"]
 
 
 def simulate(
