@@ -45,20 +45,29 @@ def as_markdown(report: "Report") -> str:
     return "\n".join([_latencies(report.rows), _throughput(report.rows), *notes])
 
 
+def limits(slo: dict[str, float]) -> str:
+    """An SLO in words."""
+    found = (f"{name.replace('_', ' ').upper()} {ms:g} ms" for name, ms in slo.items())
+    return ", ".join(found) or "none"
+
+
 def _name(row: dict[str, Any]) -> str:
     return row["phase"] if row["kind"] == "all" else f"· {row['kind']}"
 
 
 def _latencies(rows: list[dict[str, Any]]) -> str:
-    """Milliseconds."""
-    head = ["ms: mean / P50 / P95 / P99", "n", "TTFT", "TPOT", "E2E", "gap", "jitter",
-            "queue wait", "max wait"]  # fmt: skip
+    """Milliseconds. A client does not know how long its request waited."""
+    names = ["ttft", "tpot", "e2e", "gap", "jitter"]
+    known = any("counted" in row for row in rows)
+    titles = [name if name in ("gap", "jitter") else name.upper() for name in names]
+    head = ["ms: mean / P50 / P95 / P99", "n", *titles]
     lines = [
-        [_name(row), str(row["requests"]),
-         *(_points(row[name]) for name in ("ttft", "tpot", "e2e", "gap", "jitter", "wait")),
-         _ms(row["wait"]["max"])]
-        for row in rows
-    ]  # fmt: skip
+        [_name(row), str(row["requests"]), *(_points(row[name]) for name in names)] for row in rows
+    ]
+    if known:
+        head += ["queue wait", "max wait"]
+        for line, row in zip(lines, rows, strict=True):
+            line += [_points(row["wait"]), _ms(row["wait"]["max"])]
     return table(head, lines)
 
 
@@ -74,16 +83,18 @@ def _ms(seconds: float | None) -> str:
 
 def _throughput(rows: list[dict[str, Any]]) -> str:
     head = ["", "done", "cancelled", "rejected", "failed", "prompt t/s", "generated t/s",
-            "hit rate", "in SLO", "goodput req/s", "preempted: memory", "priority"]  # fmt: skip
-    lines = []
-    for row in rows:
-        counted = row.get("counted")
-        causes = [str(int(counted[f"preempted_by_{c}"])) if counted else ""
-                  for c in ("memory", "priority")]  # fmt: skip
-        lines.append(
-            [_name(row), str(row["completed"]), str(row["cancelled"]), str(row["rejected"]),
-             str(row["failed"]), f"{row['prompt_tokens_per_second']:.1f}",
-             f"{row['generated_tokens_per_second']:.1f}", f"{100 * row['hit_rate']:.1f} %",
-             f"{100 * row['of_good']:.0f} %", f"{row['goodput']:.2f}", *causes]
-        )  # fmt: skip
+            "hit rate", "in SLO", "goodput req/s"]  # fmt: skip
+    lines = [
+        [_name(row), str(row["completed"]), str(row["cancelled"]), str(row["rejected"]),
+         str(row["failed"]), f"{row['prompt_tokens_per_second']:.1f}",
+         f"{row['generated_tokens_per_second']:.1f}", f"{100 * row['hit_rate']:.1f} %",
+         f"{100 * row['of_good']:.0f} %", f"{row['goodput']:.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    if any("counted" in row for row in rows):
+        head += ["preempted: memory", "priority"]
+        for line, row in zip(lines, rows, strict=True):
+            counted = row.get("counted", {})
+            line += [str(int(counted[f"preempted_by_{cause}"])) if counted else ""
+                     for cause in ("memory", "priority")]  # fmt: skip
     return table(head, lines)

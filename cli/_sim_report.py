@@ -17,12 +17,12 @@ def _about(report: "Report", facts: _load_report.Facts) -> str:
     steps = sum(c["steps"] for c in counted) or 1
     beside = sum(c["schedule_seconds"] + c["update_seconds"] for c in counted)
     seconds = sum(row["seconds"] for row in report.rows if "counted" in row)
-    slo = ", ".join(f"{name} {limit:g} ms" for name, limit in facts["slo"].items() if limit)
+    slo = _load_report.limits(facts["slo"])
     how = "static batches" if facts["static"] else "continuous batching"
     return (
         f"{facts['model_filename']}, {facts['cpu_info']}, {facts['target']}, "
         f"{facts['n_threads']} threads: {how} of {facts['max_num_seqs']}, context "
-        f"{facts['n_ctx']}, seed {facts['seed']}, SLO {slo or 'none'}.\n"
+        f"{facts['n_ctx']}, seed {facts['seed']}, SLO {slo}.\n"
         f"{seconds:.0f} s, {int(steps)} steps; scheduling and sampling took "
         f"{1e6 * beside / steps:.0f} us of each. Alone it computes "
         f"{report.facts['speed_prefill']:.0f} prompt tokens/s, and "

@@ -1,13 +1,13 @@
 """`edgellm serve`: a model for programs that speak OpenAI's HTTP."""
 
 import math
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edgellm.cli import _model
+from edgellm.cli._keys import api_keys
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,
@@ -118,7 +118,7 @@ def command(
         raise EdgeLLMError(f"--metrics-compat can be vllm, not {metrics_compat!r}.")
     if not math.isfinite(timeout):
         raise EdgeLLMError(f"--timeout must be seconds, not {timeout}.")
-    keys = _keys(api_key_file)
+    keys = api_keys(api_key_file, "LLAMA_API_KEY")
     if host not in LOOPBACK and not keys and not insecure:
         raise EdgeLLMError(
             f"Serving {host} lets other machines in: name keys with --api-key-file or "
@@ -159,17 +159,3 @@ def command(
             vllm_metrics=metrics_compat == "vllm",
             say=say,
         )
-
-
-def _keys(file: Path | None) -> tuple[str, ...]:
-    """API keys from a file and the environment; never from the command line, which others see."""
-    found = [os.environ.get("LLAMA_API_KEY", "")]
-    if file is not None:
-        try:
-            found += file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise EdgeLLMError(f"{file} (--api-key-file): {reason}.") from None
-        if not any(key.strip() for key in found[1:]):
-            raise EdgeLLMError(f"{file} (--api-key-file) holds no key.")
-    return tuple(key.strip() for key in found if key.strip())

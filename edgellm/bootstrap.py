@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 4000
+QUANTILE_RESAMPLES = 1000  # each takes a pass over all values
 INDIFFERENT = 0.02  # a change of a ratio below this is nobody's loss
 
 
@@ -43,6 +44,45 @@ def ratio_of_means(new: Sequence[float], old: Sequence[float]) -> Ratio:
     a, b = (np.asarray(x, np.float64) for x in (new, old))
     means = [_resampled(x, seed).mean(1) for seed, x in enumerate((a, b))]
     return _interval(float(a.mean() / b.mean()), means[0] / means[1])
+
+
+def ratio_of_quantiles(
+    new: Sequence[Sequence[float]], old: Sequence[Sequence[float]], percentile: float
+) -> Ratio:
+    """The percentile of all new values / that of all old ones. Values come in groups (those of a
+    request); whole groups are resampled, because what is in one belongs together."""
+    a, b = (_Grouped(groups, percentile) for groups in (new, old))
+    return _interval(a.value / b.value, a.resampled(0) / b.resampled(1))
+
+
+class _Grouped:
+    """Groups of values whose percentile is asked for."""
+
+    def __init__(self, groups: Sequence[Sequence[float]], percentile: float) -> None:
+        sizes = [len(group) for group in groups]
+        values = np.concatenate([np.asarray(group, np.float64) for group in groups])
+        order = np.argsort(values)
+        self._sorted, self._groups = values[order], np.repeat(np.arange(len(groups)), sizes)[order]
+        self._n_groups, self._percentile = len(groups), percentile
+        self.value = float(np.percentile(values, percentile))
+
+    def resampled(self, seed: int) -> NDArray[np.float64]:
+        """[QUANTILE_RESAMPLES]"""
+        rng, found = np.random.default_rng(seed), np.empty(QUANTILE_RESAMPLES)
+        for i in range(QUANTILE_RESAMPLES):
+            drawn = rng.integers(0, self._n_groups, self._n_groups)
+            weights = np.bincount(drawn, minlength=self._n_groups)[self._groups]
+            found[i] = _weighted(self._sorted, weights, self._percentile)
+        return found
+
+
+def _weighted(ordered: NDArray[np.float64], weights: NDArray[np.int64], percentile: float) -> float:
+    """np.percentile of every value as often as its weight says."""
+    ends = np.cumsum(weights)
+    at = percentile / 100 * (ends[-1] - 1)
+    low, high = np.searchsorted(ends, [int(at), min(int(at) + 1, ends[-1] - 1)], side="right")
+    share = at - int(at)
+    return float(ordered[low] * (1 - share) + ordered[high] * share)
 
 
 def median_of_ratios(new: Sequence[float], old: Sequence[float]) -> Ratio:

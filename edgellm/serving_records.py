@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -79,7 +80,10 @@ class Record:
 
     @property
     def wait(self) -> float | None:
-        """Time in the queue, until the end for those that were never begun."""
+        """Time in the queue, until the end for those that were never begun; a client does not
+        know it."""
+        if self.admitted is None and self.tokens:
+            return None
         until = self.admitted if self.admitted is not None else self.finished
         return until - self.arrived if until is not None else None
 
@@ -88,33 +92,75 @@ class Record:
         return self.finished - self.arrived if self.finished is not None else None
 
 
+Quantile = tuple[str, int]  # latency, percentile
+
+
 @dataclass(frozen=True)
 class SLO:
-    """Most seconds that a request may take to its first token, and for each one after it; None: no
-    matter. It is met as a whole when 95 % of the requests keep to it."""
+    """Most seconds that a request may take to its first token, for each one after it, and in all;
+    None: no matter. It is met as a whole when 95 % of the requests keep to it. ``others`` are
+    limits of further quantiles, as 0.3 of ("ttft", 50)."""
 
     ttft: float | None = None
     tpot: float | None = None
+    e2e: float | None = None
+    others: tuple[tuple[Quantile, float], ...] = ()
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> SLO:
+        """A TOML file of milliseconds: ``ttft = 1000`` or ``ttft = {p50 = 300, p95 = 1000}``, the
+        same for ``tpot`` and ``e2e``. EdgeLLMError names what is wrong."""
+        try:
+            with open(path, "rb") as file:
+                tables = tomllib.load(file)
+        except OSError as error:
+            raise EdgeLLMError(f"{path} (--slo): {error.strerror or error}.") from None
+        except ValueError as error:
+            raise EdgeLLMError(f"{path} (--slo) is not TOML: {error}.") from None
+        limits: dict[str, float] = {}
+        others: list[tuple[Quantile, float]] = []
+        for name, value in tables.items():
+            points = value if isinstance(value, dict) else {"p95": value}
+            for point, ms in points.items():
+                known = name in ("ttft", "tpot", "e2e") and point in [f"p{q}" for q in QUANTILES]
+                if not known or isinstance(ms, bool) or not isinstance(ms, int | float) or ms <= 0:
+                    raise EdgeLLMError(
+                        f"{path} (--slo): {name}.{point} = {ms!r} is no limit; there are ttft, "
+                        "tpot and e2e in milliseconds, each a number or p50, p95 and p99 of it."
+                    )
+                if point == "p95":
+                    limits[name] = ms / 1e3
+                else:
+                    others.append(((name, int(point[1:])), ms / 1e3))
+        return cls(**limits, others=tuple(others))
+
+    def as_ms(self) -> dict[str, float]:
+        """The limits that there are, as ``{"ttft_p95": 1000.0}``."""
+        p95 = {f"{name}_p95": getattr(self, name) for name in ("ttft", "tpot", "e2e")}
+        others = {f"{name}_p{q}": limit for (name, q), limit in self.others}
+        return {name: 1e3 * v for name, v in (p95 | others).items() if v is not None}
 
     def is_met(self, record: Record) -> bool:
         """By one request. What has no second token cannot have been slow between two."""
         if not record.is_complete:
             return False
         is_quick = self.ttft is None or (record.ttft is not None and record.ttft <= self.ttft)
-        return is_quick and (self.tpot is None or (record.tpot or 0.0) <= self.tpot)
+        is_short = self.e2e is None or (record.e2e is not None and record.e2e <= self.e2e)
+        return is_quick and is_short and (self.tpot is None or (record.tpot or 0.0) <= self.tpot)
 
     def missed(self, summary: dict[str, Any]) -> list[str]:
         """What a summary misses, in words."""
         found = []
-        for name, limit in (("ttft", self.ttft), ("tpot", self.tpot)):
+        p95 = [((name, 95), getattr(self, name)) for name in ("ttft", "tpot", "e2e")]
+        for (name, q), limit in (*p95, *self.others):
             if limit is None:
                 continue
-            p95 = summary[name]["p95"]
-            if p95 is None:
+            value = summary[name][f"p{q}"]
+            if value is None:
                 found.append(f"no request had a {name.upper()}")
-            elif p95 > limit:
+            elif value > limit:
                 found.append(
-                    f"{name.upper()} P95 is {1e3 * p95:.0f} ms, more than {1e3 * limit:.0f}"
+                    f"{name.upper()} P{q} is {1e3 * value:.0f} ms, more than {1e3 * limit:.0f}"
                 )
         return found
 
@@ -130,6 +176,13 @@ def quantiles(values: Iterable[float | None]) -> dict[str, float | int | None]:
         **{f"p{q}": float(p) for q, p in zip(QUANTILES, points, strict=True)},
         "max": float(found.max()),
     }  # fmt: skip
+
+
+def values_of(records: Iterable[Record], name: str) -> list[list[float]]:
+    """A latency's values, or all gaps, of each request that has any."""
+    if name == "gap":
+        return [r.gaps for r in records if len(r.tokens) > 1]
+    return [[value] for r in records if (value := getattr(r, name)) is not None]
 
 
 def summary(records: list[Record], seconds: float, slo: SLO | None = None) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def config(llm: LLM, name: str, seed: int, is_static: bool, slo: SLO) -> dict[st
     return {
         "scenario": name, "seed": seed, "static": is_static, "synthetic": True,
         "n_ctx": llm.n_ctx, "max_num_seqs": llm.max_num_seqs,
-        "slo": {"ttft": slo.ttft and 1e3 * slo.ttft, "tpot": slo.tpot and 1e3 * slo.tpot},
+        "slo": slo.as_ms(),
         "sampling": asdict(SamplingParams(**SAMPLING)),  # type: ignore[arg-type]
     }  # fmt: skip
 

@@ -65,30 +65,33 @@ class Ask:
 
 class Maker:
     """Random numbers and sizes for one scenario. ``n_requests`` and ``rate`` (requests/s; inf: all
-    at once) None: what takes about a minute at a good load."""
+    at once) None: what takes about a minute, or ``seconds``, at a good load."""
 
     def __init__(
         self, speed: Speed, n_ctx: int, n_vocab: int, max_num_seqs: int, seed: int = 0,
-        n_requests: int | None = None, rate: float | None = None,
+        n_requests: int | None = None, rate: float | None = None, seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.speed, self.n_ctx, self.max_num_seqs = speed, n_ctx, max_num_seqs
         self.rng = np.random.default_rng(seed)
         self._first = min(100, n_vocab // 2)  # special tokens come first in vocabularies
         self._n_vocab = n_vocab
-        self._n_requests, self._rate = n_requests, rate
+        self._n_requests, self._rate, self._seconds = n_requests, rate, seconds
         self.scale = 1.0
 
     def fit(self, kinds: dict[tuple[str, str], float]) -> tuple[int, float]:
         """(requests, requests/s) for a mix of kinds; sets the scale of lengths: halved until
-        enough requests fit into a minute, so that the same speed class gets the same lengths."""
-        seconds = sum(share * self.seconds_of(*kind) for kind, share in kinds.items())
+        enough requests fit into the time, so that the same speed class gets the same lengths."""
+        one = sum(share * self.seconds_of(*kind) for kind, share in kinds.items())
+        seconds = self._seconds or SECONDS
         wanted = self._n_requests or _LEAST_REQUESTS
-        while self.scale > _SMALLEST and wanted * seconds * self.scale > SECONDS * _LOAD:
+        while self.scale > _SMALLEST and wanted * one * self.scale > seconds * _LOAD:
             self.scale /= 2
-        seconds *= self.scale
-        fitting = int(SECONDS * _LOAD / seconds)
-        n = self._n_requests or min(max(fitting, _LEAST_REQUESTS), _MOST_REQUESTS)
-        return n, self._rate or _LOAD / seconds
+        one *= self.scale
+        rate = self._rate or _LOAD / one
+        n = int(seconds * (_LOAD / one if math.isinf(rate) else rate))
+        if self._seconds is None:
+            n = min(max(int(seconds * _LOAD / one), _LEAST_REQUESTS), _MOST_REQUESTS)
+        return self._n_requests or max(n, 1), rate
 
     def seconds_of(self, prompt: str, answer: str) -> float:
         """Of the machine's time that a request of a kind takes, at full length."""
@@ -253,7 +256,8 @@ def _chat5(maker: Maker) -> list[Ask]:
     seconds = TURNS * per_turn + n_system / maker.speed.prefill
     # twice, as it is measured without reuse as well, where each turn reads everything
     whole = TURNS * (n_system + 2 * (n_question + n_answer)) / maker.speed.prefill + seconds
-    n = maker._n_requests or max(2, min(8, int(SECONDS * _LOAD / whole)))
+    fitting = int((maker._seconds or SECONDS) * _LOAD / whole)
+    n = maker._n_requests or max(2, fitting if maker._seconds else min(8, fitting))
     rate = maker._rate or _LOAD / whole
     maker.scale = scale
 
