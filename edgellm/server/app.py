@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -24,6 +25,7 @@ from edgellm.server import (
     ollama_models,
     ollama_schemas,
     openapi,
+    page,
     plain,
     responses,
     responses_schemas,
@@ -55,6 +57,8 @@ ROUTES: list[tuple[str, str, Handler, type[Body] | None]] = [
     ("POST", "/tokenize", plain.tokenize, schemas.TokenizeRequest),
     ("POST", "/detokenize", plain.detokenize, schemas.DetokenizeRequest),
     ("POST", "/apply-template", chat.apply_template, schemas.TemplateRequest),
+    ("GET", "/", page.page, None),
+    ("GET", "/status", page.status, None),
     ("GET", "/props", plain.props, None),
     ("GET", "/slots", plain.slots, None),
     ("GET", "/health", plain.health, None),
@@ -73,9 +77,13 @@ def make_app(
     """``strict``: unknown fields are refused. At its end the application waits ``drain_seconds``
     for the requests under way."""
 
+    rate = page.Rate(service.engine.metrics)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.create_task(rate.watch())
         yield
+        watching.cancel()
         service.is_draining = True
         await service.engine.aclose(drain_seconds)
 
@@ -87,6 +95,7 @@ def make_app(
         lifespan=lifespan,
     )  # fmt: skip
     app.state.service, app.state.guard, app.state.strict = service, guard, strict
+    app.state.rate = rate
     app.state.registry = metrics.registry_of(service, vllm_metrics)
     listed = [(method, path, body) for method, path, _, body in ROUTES]
     app.state.openapi = openapi.document(listed, __version__)

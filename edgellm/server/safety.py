@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.server.errors import ApiError
 
-PUBLIC = frozenset(("/health", "/v1/health", "/livez", "/readyz"))
+PUBLIC = frozenset(("/", "/health", "/v1/health", "/livez", "/readyz"))  # / is the page alone
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 MOST_HEADER_BYTES, MOST_HEADERS, MOST_URL_BYTES = 16 << 10, 64, 8 << 10
 
@@ -55,6 +55,8 @@ class Safety:
             await response(scope, receive, send)
             return
         origin = headers.get("origin")
+        if origin not in self._guard.origins:  # the server's own page
+            origin = None
 
         async def send_with_origin(message: Message) -> None:
             if origin is not None and message["type"] == "http.response.start":
@@ -84,7 +86,8 @@ class Safety:
                 "The Host header names a host that this server is not known by (--allowed-host).",
             )
         origin = headers.get("origin")
-        if origin is not None and origin not in guard.origins:
+        own = (f"http://{hosts[0]}", f"https://{hosts[0]}")  # the page that this server sent
+        if origin is not None and origin not in (*own, *guard.origins):
             raise ApiError(403, "Requests of this origin are not allowed (--cors-origin).")
         if self._digests and scope["path"] not in PUBLIC:
             self._authenticate(scope, headers)
