@@ -61,6 +61,7 @@ class Loop:
         for sequence in self.scheduler.take_begun():
             sequence.known = self._history.known(sequence)
             self._history.add(sequence)
+            _report_progress(sequence)
         if not batch:
             self._watch()
             return False
@@ -78,6 +79,7 @@ class Loop:
         self._step_time.observe(n_decode, n_prefill, computed - scheduled)
         i = 0
         for run in runs:
+            _report_progress(run.sequence)
             if run.wanted == "last":
                 self._update(run.sequence, rows[i])
                 i += 1
@@ -165,3 +167,10 @@ class Loop:
         """Nothing runs: then every block is free or kept. A fault is counted, not fatal."""
         if not self.n_guests and not self._runner.cache.is_idle:
             self.metrics.faults += 1
+
+
+def _report_progress(sequence: Sequence) -> None:
+    """Of a prompt that is being read, to a reader who wants to know; its other choices are read
+    with the first."""
+    if sequence.options.report_progress and not sequence.first_token and not sequence.choice:
+        sequence.pieces.append(Piece("", None, progress=sequence.progress))

@@ -14,7 +14,14 @@ from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.chat_turn import Choice, Turn, begin, rendered
 from edgellm.server.errors import ApiError
-from edgellm.server.replies import chat_logprobs, finish_reason, new_id, timings, usage
+from edgellm.server.replies import (
+    chat_logprobs,
+    finish_reason,
+    new_id,
+    prompt_progress,
+    timings,
+    usage,
+)  # fmt: skip
 from edgellm.server.schemas import ChatRequest, TemplateRequest
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 from edgellm.tools import CallArguments, CallStart, Content, Event, Reasoning
@@ -97,6 +104,10 @@ class _Answer:
         for i in range(len(self._turn.choices)):
             yield self._chunk(i, {"role": "assistant", "content": ""})
         async for piece, events in self._turn.events():
+            if piece.progress is not None:
+                read = prompt_progress(piece.progress)
+                yield {**self._chunk(0, {}), "prompt_progress": read}
+                continue
             delta, logprobs = _delta(events), self._logprobs([piece])
             if delta or (logprobs and logprobs["content"]):
                 yield self._chunk(piece.choice, delta, logprobs)

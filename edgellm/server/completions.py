@@ -17,7 +17,7 @@ from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.infill import fim_prompt
 from edgellm.server.parameters import check_n, request_options, sampling_params
-from edgellm.server.replies import finish_reason, new_id, timings
+from edgellm.server.replies import finish_reason, new_id, prompt_progress, timings
 from edgellm.server.schemas import CompletionRequest
 from edgellm.server.service import Service, aborted_on_disconnect, give_up, in_thread, until_left
 
@@ -132,6 +132,10 @@ class _Answer:
             for i, mine in enumerate(legacy):
                 yield self._chunk(i, self._echo(0), mine, self._echoed[0] if self._echoed else [])
         while (piece := await request.next()) is not None:
+            if piece.progress is not None:
+                read = prompt_progress(piece.progress)
+                yield {**self._chunk(0, "", legacy[0], []), "prompt_progress": read}
+                continue
             error = request.choices[piece.choice].error
             ends = piece.finish_reason is not None and error is None
             reason = finish_reason(piece.finish_reason) if ends else None

@@ -15,7 +15,7 @@ from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.chat_turn import begin_text
 from edgellm.server.errors import unsupported
-from edgellm.server.replies import timings
+from edgellm.server.replies import prompt_progress, timings
 from edgellm.server.schemas import InfillRequest
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 
@@ -62,6 +62,8 @@ def _end(request: Request) -> dict[str, Any]:
 
 async def _events(service: Service, request: Request) -> AsyncIterator[dict[str, Any]]:
     while (piece := await request.next()) is not None:
+        if piece.progress is not None:
+            yield {**_said(service, ""), "prompt_progress": prompt_progress(piece.progress)}
         if piece.text:
             yield _said(service, piece.text)
     yield {**_said(service, ""), **_end(request)}

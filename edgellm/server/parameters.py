@@ -95,6 +95,7 @@ def request_options(http: HttpRequest, body: Sampled, timeout: float | None) -> 
         priority=priority or "interactive",
         timeout=timeout,
         cache_salt=f"{client}/{body.cache_salt or ''}",
+        report_progress=bool(body.stream and body.return_progress),
     )
 
 

@@ -80,7 +80,12 @@ class Sampled(Body):
     timeout: float | None = Field(default=None, ge=0.001)
     cache_salt: str | None = Field(default=None, max_length=256)
     user: str | None = None
-    return_cache_report: bool | None = None
+    return_cache_report: bool | None = Field(
+        default=None, description="Say what the prefix cache had of the prompt (cache_report)."
+    )
+    return_progress: bool | None = Field(
+        default=None, description="Streams tell how far the prompt is read (prompt_progress)."
+    )
 
 
 class TextPart(Body):
