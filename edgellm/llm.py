@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm import kv_session
+from edgellm.cache_report import CacheReport
 from edgellm.context import SINKS, fit_context
 from edgellm.cost import step_cost
 from edgellm.errors import EdgeLLMError
@@ -634,11 +635,14 @@ class LLM:
             self._ready()
             self._loop.scheduler.add(choices[0])
 
+    def cache_report(self, request: Completion | Sequence) -> CacheReport | None:
+        """What the cache had of a request's prompt; None before it is begun."""
+        return None if request.known is None else request.known.report(self.tokenizer.eog)
+
     def explain(self, request: Completion | Sequence) -> str:
         """Why so much of a request's prompt had to be computed, in a sentence."""
-        if request.known is None:
-            return "The request was not begun."
-        return request.known.report(self.tokenizer.eog).text(self.detokenize)
+        report = self.cache_report(request)
+        return "The request was not begun." if report is None else report.text(self.detokenize)
 
     def save_cache(
         self, path: str | os.PathLike[str], tokens: list[int], cache_salt: str = ""

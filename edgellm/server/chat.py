@@ -88,16 +88,13 @@ class _Answer:
             }
             for i, choice in enumerate(self._turn.choices)
         ]
-        more: dict[str, Any] = {}
-        if self._body.return_cache_report:
-            more["cache_report"] = self._llm.explain(self._request.choices[0])
         return {
             **self._head,
             "object": "chat.completion",
             "choices": found,
             "usage": usage(self._request.choices),
             "timings": timings(self._request.choices[0]),
-            **more,
+            **self._turn.cache_report,
         }
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
@@ -118,9 +115,11 @@ class _Answer:
                     reason = _finish_reason(choice, piece.finish_reason)
                     last = self._chunk(piece.choice, {}, None, reason)
                     yield {**last, "timings": timings(sequence)}
+        last = self._turn.cache_report
         if self._wants_usage:
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [],
-                   "usage": usage(self._request.choices)}  # fmt: skip
+            last["usage"] = usage(self._request.choices)
+        if last:
+            yield {**self._head, "object": "chat.completion.chunk", "choices": [], **last}
 
     @property
     def _wants_usage(self) -> bool:
@@ -155,5 +154,5 @@ async def apply_template(http: HttpRequest) -> Response:
     """llama-server's: the prompt's text."""
     service: Service = http.app.state.service
     body = await read(http, TemplateRequest)
-    text, _ = await in_thread(lambda: rendered(service, body))
-    return JSONResponse({"prompt": text})
+    prompt = await in_thread(lambda: rendered(service, body))
+    return JSONResponse({"prompt": prompt.text})

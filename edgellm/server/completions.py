@@ -15,6 +15,7 @@ from edgellm.sequence import Piece
 from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.explained import cache_report, remark
 from edgellm.server.infill import fim_prompt
 from edgellm.server.parameters import check_n, request_options, sampling_params
 from edgellm.server.replies import finish_reason, new_id, prompt_progress, timings
@@ -115,8 +116,7 @@ class _Answer:
         found = {**self._head, "choices": choices, "usage": self._usage()}
         if self._requests:
             found["timings"] = timings(self._requests[0].choices[0])
-            if self._body.return_cache_report:
-                found["cache_report"] = self._llm.explain(self._requests[0].choices[0])
+            found |= self._cache_report()
         return found
 
     def _choice(self, index: int, text: str, scored: Scored, reason: str | None) -> dict[str, Any]:
@@ -146,9 +146,11 @@ class _Answer:
             ):
                 mine = legacy[piece.choice]
                 yield self._chunk(piece.choice, piece.text, mine, _scored([piece]), reason)
-        options = self._body.stream_options
+        last, options = self._cache_report(), self._body.stream_options
         if options is not None and options.include_usage:
-            yield {**self._head, "choices": [], "usage": self._usage()}
+            last["usage"] = self._usage()
+        if last:
+            yield {**self._head, "choices": [], **last}
 
     def _chunk(
         self, index: int, text: str, legacy: _Legacy, scored: Scored, reason: str | None = None
@@ -156,6 +158,12 @@ class _Answer:
         logprobs = legacy.arrays(scored) if self._body.logprobs is not None else None
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "choices": [choice]}
+
+    def _cache_report(self) -> dict[str, Any]:
+        """Of the first prompt, if it was asked for."""
+        if not self._body.return_cache_report:
+            return {}
+        return {"cache_report": cache_report(self._llm, self._requests[0].choices[0])}
 
     def _usage(self) -> dict[str, Any]:
         n_prompt = sum(map(len, self._prompts))
@@ -197,7 +205,9 @@ async def completions(http: HttpRequest) -> Response:
     try:
         if most:
             for tokens in prompts:
-                requests.append(await service.engine.open(tokens, params, options, n))
+                request = await service.engine.open(tokens, params, options, n)
+                request.remark = remark(llm, http.url.path, request)
+                requests.append(request)
         answer = _Answer(service, body, model, prompts, requests, echoed)
         if body.stream and requests:
             return sse.response(until_left(answer.events(), *requests))
