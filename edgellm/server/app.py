@@ -28,6 +28,7 @@ from edgellm.server import (
     responses,
     responses_schemas,
     schemas,
+    slots,
 )
 from edgellm.server.body import Body
 from edgellm.server.errors import ApiError, api_error
@@ -56,7 +57,8 @@ ROUTES: list[tuple[str, str, Handler, type[Body] | None]] = [
     ("POST", "/detokenize", plain.detokenize, schemas.DetokenizeRequest),
     ("POST", "/apply-template", chat.apply_template, schemas.TemplateRequest),
     ("GET", "/props", plain.props, None),
-    ("GET", "/slots", plain.slots, None),
+    ("GET", "/slots", slots.slots, None),
+    ("POST", "/slots/{id}", slots.act, schemas.SlotRequest),
     ("GET", "/health", plain.health, None),
     ("GET", "/v1/health", plain.health, None),
     ("GET", "/livez", plain.livez, None),

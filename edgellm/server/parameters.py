@@ -85,7 +85,6 @@ def _structure(wanted: ResponseFormat | None) -> dict[str, Any]:
 
 def request_options(http: HttpRequest, body: Sampled, timeout: float | None) -> RequestOptions:
     """Lane, time and cache of a request. Clients with different keys never share a cache."""
-    client = http.scope.get("state", {}).get("client", "")  # see safety
     priority = body.priority
     if isinstance(priority, int):  # vLLM's: lower goes first, 0 is the default
         priority = "batch" if priority > 0 else "interactive"
@@ -94,9 +93,15 @@ def request_options(http: HttpRequest, body: Sampled, timeout: float | None) -> 
     return RequestOptions(
         priority=priority or "interactive",
         timeout=timeout,
-        cache_salt=f"{client}/{body.cache_salt or ''}",
+        cache_salt=salt_of(http, body.cache_salt),
         report_progress=bool(body.stream and body.return_progress),
     )
+
+
+def salt_of(http: HttpRequest, given: str | None) -> str:
+    """What a client's cache is found under: all that it may see begins as with ``given`` None."""
+    client = http.scope.get("state", {}).get("client", "")  # see safety
+    return f"{client}/{given or ''}"
 
 
 def check_n(n: int | None, most: int) -> int:

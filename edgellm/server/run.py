@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 
@@ -37,12 +38,15 @@ def serve(
     timeout: float = 3600.0,
     strict: bool = False,
     vllm_metrics: bool = False,
+    slot_dir: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; requests under way then have DRAIN_SECONDS to finish."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     engine = AsyncLLM(llm)
-    service = Service(engine, model, template, max_queue=max_queue, request_seconds=timeout)
+    service = Service(
+        engine, model, template, max_queue=max_queue, request_seconds=timeout, slot_dir=slot_dir
+    )
     guard = Guard(keys=keys, hosts=known_hosts(address[0], hosts), origins=origins)
     app = make_app(
         service, guard, strict=strict, vllm_metrics=vllm_metrics, drain_seconds=DRAIN_SECONDS

@@ -189,6 +189,11 @@ class DetokenizeRequest(Body):
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
+class SlotRequest(Body):
+    filename: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=256)
+
+
 class TemplateRequest(Body):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[Tool] | None = None

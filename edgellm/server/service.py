@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from starlette.types import Receive
@@ -35,6 +36,7 @@ class Service:
     max_queue: int = 64
     max_queue_tokens: int = 1 << 20
     request_seconds: float | None = 3600.0
+    slot_dir: Path | None = None  # where the caches of slots may be saved
     is_draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -31,7 +31,7 @@ class Running:
     """``http`` asks it, ``llm`` is what runs behind it."""
 
     def __init__(self, path: Path, guard: Guard, app: dict[str, Any], **options: Any) -> None:
-        service_options = {k: options.pop(k) for k in ("max_queue",) if k in options}
+        service_options = {k: options.pop(k) for k in ("max_queue", "slot_dir") if k in options}
         self.llm = LLM(path, n_threads=2, **options)
         self.engine = AsyncLLM(self.llm)
         template = template_of(self.llm, None) if self.llm.chat_template else None
