@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from edgellm.errors import EdgeLLMError
 from edgellm.loop import EngineError
 from edgellm.prompts import ContextFull
+from edgellm.quant.gguf import GGUFError
 from edgellm.sampling import ModelProducedNaN
 from edgellm.scheduler import Overloaded, RequestTimeout
 
@@ -103,4 +104,9 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(500, str(error), code="model_produced_nan")
     if isinstance(error, EdgeLLMError):
         return ApiError(400, str(error))
+    if isinstance(error, GGUFError):  # the log has its path
+        return ApiError(
+            500, "The model's file was cut short, or cannot be read any more, while it was served.",
+            code="model_file_changed",
+        )  # fmt: skip
     return ApiError(500, "The server has failed; its log says why.")

@@ -79,10 +79,10 @@ def start(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Running]]:
 
     def begin(
         guard: Guard | None = None, app: dict[str, Any] | None = None, name: str = "llama",
-        template: str = TEMPLATE, controls: tuple[str, ...] = (),
+        template: str = TEMPLATE, controls: tuple[str, ...] = (), path: Path | None = None,
         **options: Any,
     ) -> Running:  # fmt: skip
-        path = tiny_model(name, template=template, n_ctx=2048, controls=controls)
+        path = path or tiny_model(name, template=template, n_ctx=2048, controls=controls)
         server = Running(path, guard or Guard(), app or {}, **options)
         running.append(server)
         return server
