@@ -101,6 +101,13 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse requests with unknown fields.")
     ] = False,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", min=1, help="Connections that may be open.")
+    ] = 1000,
+    max_connections_per_client: Annotated[
+        int | None,
+        typer.Option("--max-connections-per-client", min=1, help="The same, of one address."),
+    ] = None,
     slot_save_path: Annotated[
         Path | None,
         typer.Option("--slot-save-path", help="Folder for caches that /slots/ID saves."),
@@ -164,6 +171,8 @@ def command(
             strict=strict,
             vllm_metrics=metrics_compat == "vllm",
             slot_dir=slot_save_path,
+            max_connections=max_connections,
+            max_connections_per_client=max_connections_per_client,
             say=say,
         )
 

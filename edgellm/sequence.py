@@ -121,6 +121,12 @@ class Sequence:
         """Tokens that are known but not yet computed."""
         return len(self.tokens) - self.n_computed
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether its reader is too far behind for more to be computed."""
+        most = self.options.most_pieces
+        return most is not None and len(self.pieces) >= most
+
     def cancel(self) -> None:
         """Ask for the end of the request, from any thread; the scheduler sees it before its next
         step."""

@@ -64,7 +64,7 @@ def chat_request(body: CountRequest) -> ChatRequest:
         found.reasoning_budget = body.thinking.budget_tokens if wanted else 0
     if isinstance(body, MessagesRequest):
         found.max_tokens, found.stop = body.max_tokens, body.stop_sequences
-        found.return_cache_report = body.return_cache_report
+        found.stream, found.return_cache_report = body.stream, body.return_cache_report
         found.temperature, found.top_p, found.top_k = body.temperature, body.top_p, body.top_k
         if body.output_config is not None and body.output_config.format is not None:
             schema = JsonSchema(schema=body.output_config.format.json_schema)

@@ -104,7 +104,7 @@ def _checked(handler: Handler) -> Handler:
         except Exception as error:
             answer = api_error(error)
             if answer.status == 500:
-                log.exception("%s %s failed", http.method, http.url.path)
+                log.exception("%s %r failed", http.method, http.url.path[:200])
             return answer.response(http.url.path)
 
     return endpoint

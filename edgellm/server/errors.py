@@ -37,15 +37,16 @@ _ANTHROPIC_TYPES = {
 
 
 class ApiError(Exception):
-    """An answer with an error. ``param`` is the path of the field at fault."""
+    """An answer with an error. ``param`` is the path of the field at fault; with ``close`` nothing
+    more is read from the connection."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-        type: str | None = None, **more: Any,
+        type: str | None = None, close: bool = False, **more: Any,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.type, self.more = type or _TYPES[status], more
+        self.type, self.close, self.more = type or _TYPES[status], close, more
 
     def body(self) -> dict[str, Any]:
         error = {
@@ -56,7 +57,10 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return {"retry-after": str(RETRY_SECONDS)} if self.status in (429, 503) else {}
+        found = {"connection": "close"} if self.close else {}
+        if self.status in (429, 503):
+            found["retry-after"] = str(RETRY_SECONDS)
+        return found
 
     def response(self, path: str = "") -> JSONResponse:
         """As the protocol of this path has it."""

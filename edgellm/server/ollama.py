@@ -39,6 +39,7 @@ def check_model(service: Service, name: str | None) -> str:
 
 def _options(body: Asked, found: Sampled) -> None:
     """What is asked of the sampler, into the form that all protocols share."""
+    found.stream = body.stream is not False
     if (options := body.options) is not None:
         for name in _SAME:
             setattr(found, name, getattr(options, name))

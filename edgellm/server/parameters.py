@@ -12,6 +12,8 @@ from edgellm.sampling_params import SamplingParams
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.schemas import ResponseFormat, Sampled
 
+_MOST_PIECES = 256  # that a stream may be behind
+
 # Fields that mean the same under the same name in SamplingParams.
 _SAME = (
     "seed", "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
@@ -94,6 +96,7 @@ def request_options(http: HttpRequest, body: Sampled, timeout: float | None) -> 
         priority=priority or "interactive",
         timeout=timeout,
         cache_salt=salt_of(http, body.cache_salt),
+        most_pieces=_MOST_PIECES if body.stream else None,
         report_progress=bool(body.stream and body.return_progress),
     )
 

@@ -46,7 +46,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         messages=messages, model=body.model, max_tokens=body.max_output_tokens,
         temperature=body.temperature, top_p=body.top_p,
         parallel_tool_calls=body.parallel_tool_calls,
-        return_cache_report=body.return_cache_report,
+        return_cache_report=body.return_cache_report, stream=body.stream,
     )  # fmt: skip
     if body.tools:
         found.tools = list(_tools(body))
