@@ -146,8 +146,8 @@ class _Answer:
             ):
                 mine = legacy[piece.choice]
                 yield self._chunk(piece.choice, piece.text, mine, _scored([piece]), reason)
-        last, options = self._cache_report(), self._body.stream_options
-        if options is not None and options.include_usage:
+        last = self._cache_report()
+        if self._wants_usage:
             last["usage"] = self._usage()
         if last:
             yield {**self._head, "choices": [], **last}
@@ -157,7 +157,13 @@ class _Answer:
     ) -> dict[str, Any]:
         logprobs = legacy.arrays(scored) if self._body.logprobs is not None else None
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head, "choices": [choice]}
+        chunk = {**self._head, "choices": [choice]}
+        return {**chunk, "usage": None} if self._wants_usage else chunk
+
+    @property
+    def _wants_usage(self) -> bool:
+        options = self._body.stream_options
+        return options is not None and bool(options.include_usage)
 
     def _cache_report(self) -> dict[str, Any]:
         """Of the first prompt, if it was asked for."""
