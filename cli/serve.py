@@ -101,6 +101,17 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse requests with unknown fields.")
     ] = False,
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", min=1, help="Connections that may be open.")
+    ] = 1000,
+    max_connections_per_client: Annotated[
+        int | None,
+        typer.Option("--max-connections-per-client", min=1, help="The same, of one address."),
+    ] = None,
+    slot_save_path: Annotated[
+        Path | None,
+        typer.Option("--slot-save-path", help="Folder for caches that /slots/ID saves."),
+    ] = None,
     metrics_compat: Annotated[
         str | None,
         typer.Option("--metrics-compat", help="vllm: metrics also under vLLM's names."),
@@ -118,6 +129,8 @@ def command(
         raise EdgeLLMError(f"--metrics-compat can be vllm, not {metrics_compat!r}.")
     if not math.isfinite(timeout):
         raise EdgeLLMError(f"--timeout must be seconds, not {timeout}.")
+    if slot_save_path is not None and not slot_save_path.is_dir():
+        raise EdgeLLMError(f"{slot_save_path} (--slot-save-path) is not a folder.")
     keys = api_keys(api_key_file, "LLAMA_API_KEY")
     if host not in LOOPBACK and not keys and not insecure:
         raise EdgeLLMError(
@@ -157,5 +170,8 @@ def command(
             timeout=timeout,
             strict=strict,
             vllm_metrics=metrics_compat == "vllm",
+            slot_dir=slot_save_path,
+            max_connections=max_connections,
+            max_connections_per_client=max_connections_per_client,
             say=say,
         )

@@ -132,8 +132,12 @@ class BlockPool:
     def forget_kept(self) -> None:
         """Free every kept block, without telling."""
         for block in list(self._kept):
-            self._forget(block)
-            self._free.append(block)
+            self.free(block)
+
+    def free(self, block: int) -> None:
+        """Forget what a block holds that nobody uses."""
+        self._forget(block)
+        self._free.append(block)
 
     def _forget(self, block: int) -> None:
         content = self._content.pop(block)

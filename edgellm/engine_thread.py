@@ -152,6 +152,8 @@ class EngineThread:
                 computed = self._step()
                 self._deliver()
                 if not computed and self._open:
+                    if self.llm.scheduler.is_resting:  # readers are slow, not the engine
+                        self._progress = time.perf_counter()
                     with self._condition:
                         self._condition.wait(_REST)
         except EngineError as reason:

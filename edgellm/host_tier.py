@@ -61,6 +61,11 @@ class HostTier:
         self._restore_seconds = known + _NEWEST * (seconds - known)
         self.n_restored += 1
 
+    def forget(self, group: int, prefix: bytes) -> None:
+        """Let a copy go, if there is one."""
+        if (group, prefix) in self._kept:
+            self._forget((group, prefix))
+
     def clear(self) -> None:
         self._kept.clear()
         self.n_bytes = 0

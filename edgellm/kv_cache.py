@@ -444,6 +444,23 @@ class KVCache:
                 return at + n, slot
         return 0, -1
 
+    def forget(self, sequence: Sequence) -> int:
+        """Free what is kept of the tokens of a sequence that was never admitted, but for what
+        others hold; returns how many of its tokens there were."""
+        sequence.root, sequence.prefixes = root(sequence.salt), []
+        n_there, tokens = self._match(sequence).n_tokens, sequence.tokens
+        for place in range(len(tokens) // self.block + 1):
+            parent, at = self._prefix(sequence, place), place * self.block
+            here = tuple(tokens[at : at + self.block])
+            for pool in (*(group.pool for group in self.groups), self.states):
+                for block, held in pool.behind(parent):
+                    if held == here[: len(held)] and not pool.is_held(block):
+                        pool.free(block)
+            if self._tier is not None and place:
+                for i in range(len(self.groups)):
+                    self._tier.forget(i, parent)
+        return n_there
+
     # ---- accounts -------------------------------------------------------------------------------
 
     def start_anew(self, reuse: bool) -> None:

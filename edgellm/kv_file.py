@@ -41,13 +41,14 @@ class Saved:
 
 def fingerprint(model: GGUF) -> str:
     """Tells models apart: hash of the size, of the header and of samples all over the file."""
-    digest, size = hashlib.blake2b(digest_size=16), os.path.getsize(model.path)
-    digest.update(str(size).encode())
-    with open(model.path, "rb") as file:
-        digest.update(file.read(min(size, 1 << 20)))
-        for i in range(_SAMPLES):
-            file.seek(i * size // _SAMPLES)
-            digest.update(file.read(_SAMPLE_BYTES))
+    # of the file that was opened: its name may lead to another one by now
+    digest, part = hashlib.blake2b(digest_size=16), model.parts[0]
+    digest.update(str(part.size).encode())
+    samples = [(i * part.size // _SAMPLES, _SAMPLE_BYTES) for i in range(_SAMPLES)]
+    for start, length in [(0, 1 << 20), *samples]:
+        data = bytearray(min(length, part.size - start))
+        part.read_into(memoryview(data), start, "file")
+        digest.update(data)
     return digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm.kernels.cpu import store
 from edgellm.kv_cache import NoRoom
-from edgellm.kv_file import KVFileError, Saved, fingerprint, read, write
+from edgellm.kv_file import KVFileError, Saved, fingerprint
 from edgellm.request_options import RequestOptions
 from edgellm.sampling_params import SamplingParams
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _PARAMS = SamplingParams(max_tokens=1, temperature=0)
 
 
-def save(llm: LLM, path: Path, tokens: list[int], salt: str = "") -> int:
-    """Write what the cache has of the tokens; returns how many that are. KVFileError."""
+def snapshot(llm: LLM, tokens: list[int], salt: str = "") -> Saved:
+    """What the cache has of the tokens. KVFileError."""
     runner, sequence = llm.runner, _sequence(llm, tokens, salt)
     if not runner.cache.admit(sequence):
-        raise KVFileError(f"{path} cannot be saved: all seats of the model are taken.")
+        raise KVFileError("The cache cannot be saved: all seats of the model are taken.")
     try:
         n = sequence.n_computed
         blocks = [
@@ -36,15 +36,14 @@ def save(llm: LLM, path: Path, tokens: list[int], salt: str = "") -> int:
         state = runner.read_state(sequence.state) if sequence.state >= 0 else b""
     finally:
         runner.cache.release(sequence)
-    write(path, _layout(llm), Saved(tokens[:n], blocks, state))
-    return n
+    return Saved(tokens[:n], blocks, state)
 
 
-def restore(llm: LLM, path: Path, salt: str = "") -> int:
-    """Put a file's keys and values into the cache; returns of how many tokens. KVFileError."""
-    saved, runner = read(path, _layout(llm)), llm.runner
+def insert(llm: LLM, saved: Saved, path: Path, salt: str = "") -> None:
+    """Put what was read from a file into the cache. KVFileError."""
+    runner = llm.runner
     if not saved.tokens:
-        return 0
+        return
     if len(saved.tokens) >= llm.max_positions:
         raise KVFileError(
             f"{path} cannot be restored: it holds {len(saved.tokens)} tokens, and the context has "
@@ -59,7 +58,11 @@ def restore(llm: LLM, path: Path, salt: str = "") -> int:
         raise KVFileError(f"{path} cannot be restored: the cache has no room for it.") from None
     finally:
         runner.cache.release(sequence)
-    return len(saved.tokens)
+
+
+def erase(llm: LLM, tokens: list[int], salt: str = "") -> int:
+    """Forget what the cache has of the tokens, if no request uses it; returns of how many."""
+    return llm.runner.cache.forget(_sequence(llm, tokens, salt))
 
 
 def _sequence(llm: LLM, tokens: list[int], salt: str) -> Sequence:
@@ -68,7 +71,7 @@ def _sequence(llm: LLM, tokens: list[int], salt: str) -> Sequence:
     return llm.sequence([*tokens[:n], tokens[-1]], _PARAMS, RequestOptions(cache_salt=salt))
 
 
-def _layout(llm: LLM) -> dict[str, Any]:
+def layout(llm: LLM) -> dict[str, Any]:
     """What must be the same for the bytes to mean the same."""
     runner = llm.runner
     groups = [[g.window, g.sinks, runner.block_bytes(i)] for i, g in enumerate(runner.cache.groups)]

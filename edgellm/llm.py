@@ -21,7 +21,8 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm import kv_session
+from edgellm import kv_file, kv_session
+from edgellm.cache_report import CacheReport
 from edgellm.context import SINKS, fit_context
 from edgellm.cost import step_cost
 from edgellm.errors import EdgeLLMError
@@ -38,7 +39,7 @@ from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Tensor
 from edgellm.kv_cache import NoRoom
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
-from edgellm.loop import EngineError, Loop
+from edgellm.loop import EngineError, Loop, Seat
 from edgellm.memory import STEP_TOKENS
 from edgellm.metrics import Metrics
 from edgellm.models import build_graph
@@ -634,24 +635,43 @@ class LLM:
             self._ready()
             self._loop.scheduler.add(choices[0])
 
+    def cache_report(self, request: Completion | Sequence) -> CacheReport | None:
+        """What the cache had of a request's prompt; None before it is begun."""
+        return None if request.known is None else request.known.report(self.tokenizer.eog)
+
     def explain(self, request: Completion | Sequence) -> str:
         """Why so much of a request's prompt had to be computed, in a sentence."""
-        if request.known is None:
-            return "The request was not begun."
-        return request.known.report(self.tokenizer.eog).text(self.detokenize)
+        report = self.cache_report(request)
+        return "The request was not begun." if report is None else report.text(self.detokenize)
 
     def save_cache(
         self, path: str | os.PathLike[str], tokens: list[int], cache_salt: str = ""
     ) -> int:
-        """Write what the cache has of these tokens to a file; returns how many that are."""
+        """Write what the cache has of these tokens to a file; returns how many that are. Other
+        requests go on while it is written."""
         with self._turn():
-            return kv_session.save(self, Path(path), tokens, cache_salt)
+            saved = kv_session.snapshot(self, tokens, cache_salt)
+        kv_file.write(Path(path), kv_session.layout(self), saved)
+        return len(saved.tokens)
 
     def load_cache(self, path: str | os.PathLike[str], cache_salt: str = "") -> int:
         """Put what ``save_cache`` wrote into the cache: a prompt that begins with those tokens goes
         on from there. Returns how many tokens; KVFileError for a file that does not fit."""
+        saved = kv_file.read(Path(path), kv_session.layout(self))
         with self._turn():
-            return kv_session.restore(self, Path(path), cache_salt)
+            kv_session.insert(self, saved, Path(path), cache_salt)
+        return len(saved.tokens)
+
+    def erase_cache(self, tokens: list[int], cache_salt: str = "") -> int:
+        """Forget what the cache has of these tokens, if no request uses it now; returns how many
+        tokens that were."""
+        with self._turn():
+            return kv_session.erase(self, tokens, cache_salt)
+
+    @property
+    def seats(self) -> Mapping[int, Seat]:
+        """What the last request in each seat came to."""
+        return self._loop.seats
 
     def _check_generates(self) -> None:
         if not self._graph.is_causal:

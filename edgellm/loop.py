@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,13 @@ class EngineError(EdgeLLMError):
     """The engine cannot be used: closed, forked, or in a state no call can repair."""
 
 
+class Seat(NamedTuple):
+    """The tokens of the last request that ended in a seat, and the salt of its cache."""
+
+    tokens: list[int]
+    salt: str
+
+
 class Loop:
     """Runs the requests of one model. ``tokenizer`` may still be loading: it is asked for at the
     first token. Sequences end at ``max_positions``."""
@@ -47,6 +54,7 @@ class Loop:
         self.metrics, self._tokenizer, self._max_positions = metrics, tokenizer, max_positions
         self.last: Sequence | None = None  # the request that finished last
         self.n_guests = 0  # sequences in the cache that the scheduler does not know
+        self.seats: dict[int, Seat] = {}
         self._n_empty, self._history = 0, PromptHistory()
 
     def step(self) -> bool:
@@ -61,6 +69,7 @@ class Loop:
         for sequence in self.scheduler.take_begun():
             sequence.known = self._history.known(sequence)
             self._history.add(sequence)
+            _report_progress(sequence)
         if not batch:
             self._watch()
             return False
@@ -78,6 +87,7 @@ class Loop:
         self._step_time.observe(n_decode, n_prefill, computed - scheduled)
         i = 0
         for run in runs:
+            _report_progress(run.sequence)
             if run.wanted == "last":
                 self._update(run.sequence, rows[i])
                 i += 1
@@ -134,6 +144,8 @@ class Loop:
         self.last = sequence
         if sequence.started:
             self._history.add(sequence)
+        if sequence.row >= 0:
+            self.seats[sequence.row] = Seat(sequence.tokens, sequence.salt)
         self.scheduler.remove(sequence)
         self.metrics.ended(sequence)
         if self.scheduler.is_idle:
@@ -165,3 +177,10 @@ class Loop:
         """Nothing runs: then every block is free or kept. A fault is counted, not fatal."""
         if not self.n_guests and not self._runner.cache.is_idle:
             self.metrics.faults += 1
+
+
+def _report_progress(sequence: Sequence) -> None:
+    """Of a prompt that is being read, to a reader who wants to know; its other choices are read
+    with the first."""
+    if sequence.options.report_progress and not sequence.first_token and not sequence.choice:
+        sequence.pieces.append(Piece("", None, progress=sequence.progress))

@@ -53,6 +53,7 @@ class Request:
     def __init__(self, choices: list[Sequence], listener: Listener) -> None:
         self.choices, self._listener = choices, listener
         self.waiter: Waiter | None = None
+        self.remark: Callable[[], str] | None = None  # its owner's: what a log says of its end
         self._n_open = len(choices)
         for choice in choices:
             choice.pieces = _Pieces(self)

@@ -15,6 +15,8 @@ class RequestOptions:
     """``priority``: "interactive" goes before "batch". The timeouts are seconds since the request
     arrived: until it is begun, until its first token, until its end; a request that exceeds one
     ends with RequestTimeout. Only requests with the same ``cache_salt`` share what was computed.
+    With ``most_pieces`` a request rests while its reader has left so many pieces untaken.
+    ``report_progress``: pieces that tell how far the prompt is read come before the first token.
     """
 
     priority: str = "interactive"
@@ -22,6 +24,8 @@ class RequestOptions:
     first_token_timeout: float | None = None
     timeout: float | None = None
     cache_salt: str = ""
+    report_progress: bool = False
+    most_pieces: int | None = None
 
     def __post_init__(self) -> None:
         if self.priority not in LANES:

@@ -98,6 +98,11 @@ class Scheduler:
         return not (self.running or any(self._lanes))
 
     @property
+    def is_resting(self) -> bool:
+        """Whether whatever runs waits for its readers."""
+        return bool(self.running) and all(s.is_resting for s in self.running)
+
+    @property
     def n_waiting(self) -> int:
         return sum(map(len, self._lanes))
 
@@ -145,7 +150,7 @@ class Scheduler:
         batch: dict[Sequence, int] = {}
         for sequence in list(self.running):
             self._release_forks_of_computed(sequence)
-            if sequence.n_waiting == 1 and sequence.row >= 0:
+            if sequence.n_waiting == 1 and sequence.row >= 0 and not sequence.is_resting:
                 self._grant(sequence, 1, batch)
         budget = self._prefill_budget(list(batch))
         # an interactive request that waits goes before prompts of the batch lane that are under way
@@ -163,7 +168,8 @@ class Scheduler:
     def _prefill(self, prompts: list[Sequence], budget: int, batch: dict[Sequence, int]) -> int:
         """Let prompts that are under way take what they can; returns what is left."""
         for sequence in prompts:
-            if sequence.row >= 0 and sequence not in batch and sequence.n_waiting and budget > 0:
+            is_next = sequence.row >= 0 and sequence not in batch and not sequence.is_resting
+            if is_next and sequence.n_waiting and budget > 0:
                 budget -= self._grant(sequence, self._chunk(sequence, budget), batch)
         return budget
 

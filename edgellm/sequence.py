@@ -19,11 +19,22 @@ if TYPE_CHECKING:
 _numbers = count()
 
 
+class Progress(NamedTuple):
+    """How far a prompt is read: so many of its tokens, ``n_cached`` of them found in the cache,
+    ``seconds`` after it was begun."""
+
+    n_prompt: int
+    n_cached: int
+    n_read: int
+    seconds: float
+
+
 class Piece(NamedTuple):
     """A step of a stream: text to show (may be empty) and its token; the last has a finish_reason.
 
     ``logprob`` and ``top_logprobs`` are filled when SamplingParams.logprobs asks for them;
-    ``choice`` counts the answers to one prompt from 0.
+    ``choice`` counts the answers to one prompt from 0. While the prompt is read there are pieces
+    with ``progress`` alone, when RequestOptions.report_progress asks for them.
     """
 
     text: str
@@ -32,6 +43,7 @@ class Piece(NamedTuple):
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     choice: int = 0
+    progress: Progress | None = None
 
 
 @dataclass(eq=False)
@@ -95,6 +107,12 @@ class Sequence:
         return 0 if self.is_promoted else self.options.lane
 
     @property
+    def progress(self) -> Progress:
+        """How far its prompt is read now."""
+        n_read = min(self.n_computed, self.n_prompt)
+        return Progress(self.n_prompt, self.n_cached, n_read, time.perf_counter() - self.started)
+
+    @property
     def output(self) -> list[int]:
         return self.tokens[self.n_prompt :]
 
@@ -102,6 +120,12 @@ class Sequence:
     def n_waiting(self) -> int:
         """Tokens that are known but not yet computed."""
         return len(self.tokens) - self.n_computed
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether its reader is too far behind for more to be computed."""
+        most = self.options.most_pieces
+        return most is not None and len(self.pieces) >= most
 
     def cancel(self) -> None:
         """Ask for the end of the request, from any thread; the scheduler sees it before its next

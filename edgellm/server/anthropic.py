@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -37,9 +36,6 @@ from edgellm.server.schemas import (
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 from edgellm.tools import CallArguments, CallStart, Content, Event, Reasoning
 
-# Claude Code begins its system prompt with a line that differs in every request; were it kept, no
-# request would find anything of the one before it in the cache.
-_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*(\n|\Z)")
 _NO_THOUGHTS = ("redacted_thinking",)  # of another model, sealed
 
 # ---- requests -----------------------------------------------------------------------------------
@@ -68,6 +64,7 @@ def chat_request(body: CountRequest) -> ChatRequest:
         found.reasoning_budget = body.thinking.budget_tokens if wanted else 0
     if isinstance(body, MessagesRequest):
         found.max_tokens, found.stop = body.max_tokens, body.stop_sequences
+        found.stream, found.return_cache_report = body.stream, body.return_cache_report
         found.temperature, found.top_p, found.top_k = body.temperature, body.top_p, body.top_k
         if body.output_config is not None and body.output_config.format is not None:
             schema = JsonSchema(schema=body.output_config.format.json_schema)
@@ -91,7 +88,7 @@ def _choose(body: CountRequest, found: ChatRequest) -> None:
 
 def _messages(body: CountRequest) -> Iterator[ChatMessage]:
     system = _text(body.system, "system") if body.system else ""
-    if system := _BILLING.sub("", system):
+    if system:
         yield ChatMessage(role="system", content=system)
     names: dict[str, str] = {}  # of the tools called so far: some templates print them
     for i, message in enumerate(body.messages):
@@ -253,7 +250,8 @@ async def _events(turn: Turn) -> AsyncIterator[dict[str, Any]]:
                 yield one
     for one in blocks.end():
         yield one
-    yield {"type": "message_delta", "delta": _stop_reason(turn), "usage": _usage(turn)}
+    yield {"type": "message_delta", "delta": _stop_reason(turn), "usage": _usage(turn),
+           **turn.cache_report}  # fmt: skip
     yield {"type": "message_stop"}
 
 
@@ -267,7 +265,7 @@ async def messages(http: HttpRequest) -> Response:
     async with aborted_on_disconnect(http.receive, turn.request):
         content = _content(await turn.finished())
         whole = {**_head(turn), "content": content, **_stop_reason(turn), "usage": _usage(turn)}
-        return JSONResponse(whole)
+        return JSONResponse({**whole, **turn.cache_report})
 
 
 async def count_tokens(http: HttpRequest) -> Response:
@@ -275,5 +273,5 @@ async def count_tokens(http: HttpRequest) -> Response:
     body = await read(http, CountRequest)
     service.check_model(body.model)
     chat = chat_request(body)
-    _, tokens = await in_thread(lambda: rendered(service, chat))
-    return JSONResponse({"input_tokens": len(tokens)})
+    prompt = await in_thread(lambda: rendered(service, chat))
+    return JSONResponse({"input_tokens": len(prompt.tokens)})

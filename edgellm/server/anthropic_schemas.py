@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgellm.server.body import Body
-from edgellm.server.schemas import StopText, TextPart
+from edgellm.server.schemas import CacheReportWanted, StopText, TextPart
 
 
 class Block(Body):
@@ -75,3 +75,4 @@ class MessagesRequest(CountRequest):
     output_config: OutputConfig | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    return_cache_report: CacheReportWanted = None

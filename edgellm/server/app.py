@@ -30,6 +30,7 @@ from edgellm.server import (
     responses,
     responses_schemas,
     schemas,
+    slots,
 )
 from edgellm.server.body import Body
 from edgellm.server.errors import ApiError, api_error
@@ -60,7 +61,8 @@ ROUTES: list[tuple[str, str, Handler, type[Body] | None]] = [
     ("GET", "/", page.page, None),
     ("GET", "/status", page.status, None),
     ("GET", "/props", plain.props, None),
-    ("GET", "/slots", plain.slots, None),
+    ("GET", "/slots", slots.slots, None),
+    ("POST", "/slots/{id}", slots.act, schemas.SlotRequest),
     ("GET", "/health", plain.health, None),
     ("GET", "/v1/health", plain.health, None),
     ("GET", "/livez", plain.livez, None),
@@ -111,7 +113,7 @@ def _checked(handler: Handler) -> Handler:
         except Exception as error:
             answer = api_error(error)
             if answer.status == 500:
-                log.exception("%s %s failed", http.method, http.url.path)
+                log.exception("%s %r failed", http.method, http.url.path[:200])
             return answer.response(http.url.path)
 
     return endpoint

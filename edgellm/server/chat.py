@@ -14,7 +14,14 @@ from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.chat_turn import Choice, Turn, begin, rendered
 from edgellm.server.errors import ApiError
-from edgellm.server.replies import chat_logprobs, finish_reason, new_id, timings, usage
+from edgellm.server.replies import (
+    chat_logprobs,
+    finish_reason,
+    new_id,
+    prompt_progress,
+    timings,
+    usage,
+)  # fmt: skip
 from edgellm.server.schemas import ChatRequest, TemplateRequest
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 from edgellm.tools import CallArguments, CallStart, Content, Event, Reasoning
@@ -81,22 +88,23 @@ class _Answer:
             }
             for i, choice in enumerate(self._turn.choices)
         ]
-        more: dict[str, Any] = {}
-        if self._body.return_cache_report:
-            more["cache_report"] = self._llm.explain(self._request.choices[0])
         return {
             **self._head,
             "object": "chat.completion",
             "choices": found,
             "usage": usage(self._request.choices),
             "timings": timings(self._request.choices[0]),
-            **more,
+            **self._turn.cache_report,
         }
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         for i in range(len(self._turn.choices)):
             yield self._chunk(i, {"role": "assistant", "content": ""})
         async for piece, events in self._turn.events():
+            if piece.progress is not None:
+                read = prompt_progress(piece.progress)
+                yield {**self._chunk(0, {}), "prompt_progress": read}
+                continue
             delta, logprobs = _delta(events), self._logprobs([piece])
             if delta or (logprobs and logprobs["content"]):
                 yield self._chunk(piece.choice, delta, logprobs)
@@ -107,9 +115,11 @@ class _Answer:
                     reason = _finish_reason(choice, piece.finish_reason)
                     last = self._chunk(piece.choice, {}, None, reason)
                     yield {**last, "timings": timings(sequence)}
+        last = self._turn.cache_report
         if self._wants_usage:
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [],
-                   "usage": usage(self._request.choices)}  # fmt: skip
+            last["usage"] = usage(self._request.choices)
+        if last:
+            yield {**self._head, "object": "chat.completion.chunk", "choices": [], **last}
 
     @property
     def _wants_usage(self) -> bool:
@@ -144,5 +154,5 @@ async def apply_template(http: HttpRequest) -> Response:
     """llama-server's: the prompt's text."""
     service: Service = http.app.state.service
     body = await read(http, TemplateRequest)
-    text, _ = await in_thread(lambda: rendered(service, body))
-    return JSONResponse({"prompt": text})
+    prompt = await in_thread(lambda: rendered(service, body))
+    return JSONResponse({"prompt": prompt.text})

@@ -6,6 +6,7 @@ Every protocol brings its requests into the form of /v1/chat/completions (`ChatR
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,9 +18,16 @@ from edgellm.request import Request
 from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Piece, Sequence
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.explained import Rendered, cache_report, remark
 from edgellm.server.generic_tools import format_of, with_tools
 from edgellm.server.parameters import check_n, request_options, sampling_params
-from edgellm.server.schemas import ChatMessage, ChatRequest, Sampled, TemplateRequest
+from edgellm.server.schemas import (
+    ChatMessage,
+    ChatRequest,
+    Sampled,
+    TemplateRequest,
+    TextPart,
+)  # fmt: skip
 from edgellm.server.service import Service, in_thread
 from edgellm.tools import (
     AnswerParser,
@@ -33,6 +41,9 @@ from edgellm.tools import (
 from edgellm.tools.grammar import NoGrammar, tool_grammar
 
 _PROMPT_END = 200  # characters in which a template may have begun a thought
+# Claude Code begins its system prompt with a line that differs in every request; were it kept, no
+# request would find anything of the one before it in the cache.
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*(\n|\Z)")
 
 
 @dataclass
@@ -67,12 +78,15 @@ class Choice:
 class Turn:
     """The answers to one chat request."""
 
-    def __init__(self, service: Service, body: ChatRequest, text: str, request: Request) -> None:
-        form, tools = _format(service, body), _tools(body)
+    def __init__(
+        self, service: Service, body: ChatRequest, prompt: Rendered, request: Request
+    ) -> None:
+        form, tools, end = _format(service, body), _tools(body), prompt.text[-_PROMPT_END:]
         self.model, self.request = service.model, request
+        self._llm, self._prompt = service.engine.llm, prompt
+        self._wants_report = body.return_cache_report
         self.choices = [
-            Choice(AnswerParser(form, tools, text[-_PROMPT_END:], service.engine.llm.tokenizer))
-            for _ in request.choices
+            Choice(AnswerParser(form, tools, end, self._llm.tokenizer)) for _ in request.choices
         ]
 
     @property
@@ -92,6 +106,13 @@ class Turn:
         return self.choices[0]
 
     @property
+    def cache_report(self) -> dict[str, Any]:
+        """What a reply has besides, if it was asked for."""
+        if not self._wants_report:
+            return {}
+        return {"cache_report": cache_report(self._llm, self.sequence, self._prompt)}
+
+    @property
     def stop_text(self) -> str | None:
         """The stop string that ended the first answer."""
         return self.sequence.stops.hit
@@ -104,9 +125,11 @@ async def begin(
     n = check_n(body.n, service.engine.llm.max_num_seqs)
     params = _params(service, body, n_top)
     options = request_options(http, body, service.request_seconds)
-    text, tokens = await in_thread(lambda: rendered(service, body))
-    params = _with_calls(service, body, params, text)
-    return Turn(service, body, text, await service.open(tokens, params, options, n))
+    prompt = await in_thread(lambda: rendered(service, body))
+    params = _with_calls(service, body, params, prompt.text)
+    request = await service.open(prompt.tokens, params, options, n)
+    request.remark = remark(service.engine.llm, http.url.path, request, prompt)
+    return Turn(service, body, prompt, request)
 
 
 async def begin_text(
@@ -118,13 +141,15 @@ async def begin_text(
     logprobs = 0 if n_top is None else max(1, n_top)
     params = sampling_params(body, service.defaults, body.max_tokens, logprobs)
     options = request_options(http, body, service.request_seconds)
-    return await service.open(tokens, params, options, 1)
+    request = await service.open(tokens, params, options, 1)
+    request.remark = remark(service.engine.llm, http.url.path, request)
+    return request
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """Messages as templates know them. ApiError for content that no text model can take."""
     found = []
-    for i, message in enumerate(messages):
+    for i, message in enumerate(_without_billing(messages)):
         role = "system" if message.role == "developer" else message.role
         content: Any = message.content
         if isinstance(content, list):
@@ -151,19 +176,38 @@ def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     return found
 
 
-def rendered(service: Service, body: ChatRequest | TemplateRequest) -> tuple[str, list[int]]:
-    """The prompt's text and tokens; slow for long chats."""
+def _without_billing(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """The chat without the line that would make its beginning new each time."""
+    first, rest = messages[0], messages[1:]
+    content = first.content
+    if first.role not in ("system", "developer") or not content:
+        return messages
+    text = content if isinstance(content, str) else content[0].text or ""
+    if (kept := _BILLING.sub("", text)) == text:
+        return messages
+    if isinstance(content, str):
+        content = kept
+    else:
+        content = [TextPart(type="text", text=kept)] * bool(kept) + content[1:]
+    is_empty = not content and bool(rest)
+    return rest if is_empty else [first.model_copy(update={"content": content}), *rest]
+
+
+def rendered(service: Service, body: ChatRequest | TemplateRequest) -> Rendered:
+    """The prompt; slow for long chats."""
     if service.template is None:
         raise unsupported("The model has no chat template: use /v1/completions.", "messages")
     options: dict[str, Any] = {"variables": body.chat_template_kwargs}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
     tokenizer, template = service.engine.llm.tokenizer, service.template.source
-    messages, tools = with_tools(template, plain_messages(body.messages), _tools(body))
+    asked = plain_messages(body.messages)
+    messages, tools = with_tools(template, asked, _tools(body))
     if tools:
         options["tools"] = tools
     text, literal = render_marked(tokenizer, service.template, messages, **options)
-    return text, encode_rendered(tokenizer, service.template, text, literal)
+    tokens = encode_rendered(tokenizer, service.template, text, literal)
+    return Rendered(text, tokens, [(m["role"], m["content"]) for m in asked])
 
 
 def _tools(body: ChatRequest | TemplateRequest) -> list[dict[str, Any]]:

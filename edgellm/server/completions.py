@@ -15,9 +15,10 @@ from edgellm.sequence import Piece
 from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.explained import cache_report, remark
 from edgellm.server.infill import fim_prompt
 from edgellm.server.parameters import check_n, request_options, sampling_params
-from edgellm.server.replies import finish_reason, new_id, timings
+from edgellm.server.replies import finish_reason, new_id, prompt_progress, timings
 from edgellm.server.schemas import CompletionRequest
 from edgellm.server.service import Service, aborted_on_disconnect, give_up, in_thread, until_left
 
@@ -115,8 +116,7 @@ class _Answer:
         found = {**self._head, "choices": choices, "usage": self._usage()}
         if self._requests:
             found["timings"] = timings(self._requests[0].choices[0])
-            if self._body.return_cache_report:
-                found["cache_report"] = self._llm.explain(self._requests[0].choices[0])
+            found |= self._cache_report()
         return found
 
     def _choice(self, index: int, text: str, scored: Scored, reason: str | None) -> dict[str, Any]:
@@ -132,6 +132,10 @@ class _Answer:
             for i, mine in enumerate(legacy):
                 yield self._chunk(i, self._echo(0), mine, self._echoed[0] if self._echoed else [])
         while (piece := await request.next()) is not None:
+            if piece.progress is not None:
+                read = prompt_progress(piece.progress)
+                yield {**self._chunk(0, "", legacy[0], []), "prompt_progress": read}
+                continue
             error = request.choices[piece.choice].error
             ends = piece.finish_reason is not None and error is None
             reason = finish_reason(piece.finish_reason) if ends else None
@@ -142,16 +146,30 @@ class _Answer:
             ):
                 mine = legacy[piece.choice]
                 yield self._chunk(piece.choice, piece.text, mine, _scored([piece]), reason)
-        options = self._body.stream_options
-        if options is not None and options.include_usage:
-            yield {**self._head, "choices": [], "usage": self._usage()}
+        last = self._cache_report()
+        if self._wants_usage:
+            last["usage"] = self._usage()
+        if last:
+            yield {**self._head, "choices": [], **last}
 
     def _chunk(
         self, index: int, text: str, legacy: _Legacy, scored: Scored, reason: str | None = None
     ) -> dict[str, Any]:
         logprobs = legacy.arrays(scored) if self._body.logprobs is not None else None
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head, "choices": [choice]}
+        chunk = {**self._head, "choices": [choice]}
+        return {**chunk, "usage": None} if self._wants_usage else chunk
+
+    @property
+    def _wants_usage(self) -> bool:
+        options = self._body.stream_options
+        return options is not None and bool(options.include_usage)
+
+    def _cache_report(self) -> dict[str, Any]:
+        """Of the first prompt, if it was asked for."""
+        if not self._body.return_cache_report:
+            return {}
+        return {"cache_report": cache_report(self._llm, self._requests[0].choices[0])}
 
     def _usage(self) -> dict[str, Any]:
         n_prompt = sum(map(len, self._prompts))
@@ -193,7 +211,9 @@ async def completions(http: HttpRequest) -> Response:
     try:
         if most:
             for tokens in prompts:
-                requests.append(await service.engine.open(tokens, params, options, n))
+                request = await service.engine.open(tokens, params, options, n)
+                request.remark = remark(llm, http.url.path, request)
+                requests.append(request)
         answer = _Answer(service, body, model, prompts, requests, echoed)
         if body.stream and requests:
             return sse.response(until_left(answer.events(), *requests))

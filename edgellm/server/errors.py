@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from edgellm.errors import EdgeLLMError
 from edgellm.loop import EngineError
 from edgellm.prompts import ContextFull
+from edgellm.quant.gguf import GGUFError
 from edgellm.sampling import ModelProducedNaN
 from edgellm.scheduler import Overloaded, RequestTimeout
 
@@ -36,15 +37,16 @@ _ANTHROPIC_TYPES = {
 
 
 class ApiError(Exception):
-    """An answer with an error. ``param`` is the path of the field at fault."""
+    """An answer with an error. ``param`` is the path of the field at fault; with ``close`` nothing
+    more is read from the connection."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-        type: str | None = None, **more: Any,
+        type: str | None = None, close: bool = False, **more: Any,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.type, self.more = type or _TYPES[status], more
+        self.type, self.close, self.more = type or _TYPES[status], close, more
 
     def body(self) -> dict[str, Any]:
         error = {
@@ -55,7 +57,10 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return {"retry-after": str(RETRY_SECONDS)} if self.status in (429, 503) else {}
+        found = {"connection": "close"} if self.close else {}
+        if self.status in (429, 503):
+            found["retry-after"] = str(RETRY_SECONDS)
+        return found
 
     def response(self, path: str = "") -> JSONResponse:
         """As the protocol of this path has it."""
@@ -103,4 +108,9 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(500, str(error), code="model_produced_nan")
     if isinstance(error, EdgeLLMError):
         return ApiError(400, str(error))
+    if isinstance(error, GGUFError):  # the log has its path
+        return ApiError(
+            500, "The model's file was cut short, or cannot be read any more, while it was served.",
+            code="model_file_changed",
+        )  # fmt: skip
     return ApiError(500, "The server has failed; its log says why.")

@@ -15,7 +15,8 @@ from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.chat_turn import begin_text
 from edgellm.server.errors import unsupported
-from edgellm.server.replies import timings
+from edgellm.server.explained import cache_report
+from edgellm.server.replies import prompt_progress, timings
 from edgellm.server.schemas import InfillRequest
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 
@@ -42,8 +43,11 @@ def _said(service: Service, content: str) -> dict[str, Any]:
     return {"index": 0, "content": content, "stop": False, "model": service.model}
 
 
-def _end(request: Request) -> dict[str, Any]:
+def _end(service: Service, request: Request, body: InfillRequest) -> dict[str, Any]:
     sequence = request.choices[0]
+    more: dict[str, Any] = {}
+    if body.return_cache_report:
+        more["cache_report"] = cache_report(service.engine.llm, sequence)
     if sequence.finish_reason == "length":
         kind = "limit"
     else:
@@ -57,14 +61,19 @@ def _end(request: Request) -> dict[str, Any]:
         "tokens_evaluated": sequence.n_prompt,
         "tokens_cached": sequence.n_cached,
         "timings": timings(sequence),
+        **more,
     }
 
 
-async def _events(service: Service, request: Request) -> AsyncIterator[dict[str, Any]]:
+async def _events(
+    service: Service, request: Request, body: InfillRequest
+) -> AsyncIterator[dict[str, Any]]:
     while (piece := await request.next()) is not None:
+        if piece.progress is not None:
+            yield {**_said(service, ""), "prompt_progress": prompt_progress(piece.progress)}
         if piece.text:
             yield _said(service, piece.text)
-    yield {**_said(service, ""), **_end(request)}
+    yield {**_said(service, ""), **_end(service, request, body)}
 
 
 async def infill(http: HttpRequest) -> Response:
@@ -84,9 +93,9 @@ async def infill(http: HttpRequest) -> Response:
     )  # fmt: skip
     request = await begin_text(http, service, body, tokens)
     if body.stream:
-        return sse.response(until_left(_events(service, request), request), sse.Form())
+        return sse.response(until_left(_events(service, request, body), request), sse.Form())
     async with aborted_on_disconnect(http.receive, request):
         content = ""
         while (piece := await request.next()) is not None:
             content += piece.text
-        return JSONResponse({**_said(service, content), **_end(request)})
+        return JSONResponse({**_said(service, content), **_end(service, request, body)})

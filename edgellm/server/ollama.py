@@ -39,6 +39,7 @@ def check_model(service: Service, name: str | None) -> str:
 
 def _options(body: Asked, found: Sampled) -> None:
     """What is asked of the sampler, into the form that all protocols share."""
+    found.stream = body.stream is not False
     if (options := body.options) is not None:
         for name in _SAME:
             setattr(found, name, getattr(options, name))
@@ -53,7 +54,7 @@ def _options(body: Asked, found: Sampled) -> None:
 
 
 def _chat_request(body: Asked, messages: list[ChatMessage]) -> ChatRequest:
-    found = ChatRequest(messages=messages)
+    found = ChatRequest(messages=messages, return_cache_report=body.return_cache_report)
     _options(body, found)
     if body.think is not None:
         found.chat_template_kwargs = {"enable_thinking": bool(body.think)}
@@ -184,6 +185,7 @@ class _Answer:
             "prompt_eval_duration": round(1e6 * timings["prompt_ms"]),
             "eval_count": len(sequence.output),
             "eval_duration": round(1e6 * timings["predicted_ms"]),
+            **(self._source.cache_report if isinstance(self._source, Turn) else {}),
         }
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgellm.server.body import Body
-from edgellm.server.schemas import Penalty, Probability, Stop, Tool
+from edgellm.server.schemas import CacheReportWanted, Penalty, Probability, Stop, Tool
 
 
 class Options(Body):
@@ -59,6 +59,7 @@ class Asked(Body):
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     keep_alive: str | float | None = None
+    return_cache_report: CacheReportWanted = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 

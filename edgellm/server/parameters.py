@@ -12,6 +12,8 @@ from edgellm.sampling_params import SamplingParams
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.schemas import ResponseFormat, Sampled
 
+_MOST_PIECES = 256  # that a stream may be behind
+
 # Fields that mean the same under the same name in SamplingParams.
 _SAME = (
     "seed", "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
@@ -85,7 +87,6 @@ def _structure(wanted: ResponseFormat | None) -> dict[str, Any]:
 
 def request_options(http: HttpRequest, body: Sampled, timeout: float | None) -> RequestOptions:
     """Lane, time and cache of a request. Clients with different keys never share a cache."""
-    client = http.scope.get("state", {}).get("client", "")  # see safety
     priority = body.priority
     if isinstance(priority, int):  # vLLM's: lower goes first, 0 is the default
         priority = "batch" if priority > 0 else "interactive"
@@ -94,8 +95,16 @@ def request_options(http: HttpRequest, body: Sampled, timeout: float | None) -> 
     return RequestOptions(
         priority=priority or "interactive",
         timeout=timeout,
-        cache_salt=f"{client}/{body.cache_salt or ''}",
+        cache_salt=salt_of(http, body.cache_salt),
+        most_pieces=_MOST_PIECES if body.stream else None,
+        report_progress=bool(body.stream and body.return_progress),
     )
+
+
+def salt_of(http: HttpRequest, given: str | None) -> str:
+    """What a client's cache is found under: all that it may see begins as with ``given`` None."""
+    client = http.scope.get("state", {}).get("client", "")  # see safety
+    return f"{client}/{given or ''}"
 
 
 def check_n(n: int | None, most: int) -> int:

@@ -152,20 +152,3 @@ async def props(http: HttpRequest) -> Response:
         "chat_template": llm.chat_template or "",
         "build_info": "edgellm",
     })  # fmt: skip
-
-
-async def slots(http: HttpRequest) -> Response:
-    """What runs: numbers only, never what anybody wrote."""
-    service = _service(http)
-    engine = service.engine
-    running = engine.running
-    if http.query_params.get("fail_on_no_slot") and len(running) >= engine.llm.max_num_seqs:
-        return ApiError(503, "No slot is free.").response()
-    found = [
-        {"id": i, "is_processing": True, "n_prompt": s.n_prompt, "n_computed": s.n_computed,
-         "n_decoded": len(s.tokens) - s.n_prompt}
-        for i, s in enumerate(running)
-    ]  # fmt: skip
-    found += [{"id": i, "is_processing": False}
-              for i in range(len(running), engine.llm.max_num_seqs)]  # fmt: skip
-    return JSONResponse(found)

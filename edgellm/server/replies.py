@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from edgellm.llm import LLM
-from edgellm.sequence import Piece, Sequence
+from edgellm.sequence import Piece, Progress, Sequence
 from edgellm.tokenizer import Tokenizer
 
 FINISH = {"abort": "stop", "error": "error"}
@@ -39,6 +39,16 @@ def timings(choice: Sequence) -> dict[str, float]:
         n = found[f"{kind}_n"]
         found[f"{kind}_per_token_ms"] = found[f"{kind}_ms"] / n if n else 0.0
     return found
+
+
+def prompt_progress(progress: Progress) -> dict[str, Any]:
+    """llama.cpp's: what ``processed`` counts includes what the cache had."""
+    return {
+        "total": progress.n_prompt,
+        "cache": progress.n_cached,
+        "processed": progress.n_read,
+        "time_ms": round(1e3 * progress.seconds),
+    }
 
 
 def token_facts(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:

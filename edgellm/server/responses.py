@@ -46,6 +46,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         messages=messages, model=body.model, max_tokens=body.max_output_tokens,
         temperature=body.temperature, top_p=body.top_p,
         parallel_tool_calls=body.parallel_tool_calls,
+        return_cache_report=body.return_cache_report, stream=body.stream,
     )  # fmt: skip
     if body.tools:
         found.tools = list(_tools(body))
@@ -301,7 +302,8 @@ class _Answer:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         usage = self._usage() if status in ("incomplete", "completed") else None
         return {**self._head, "status": status, "incomplete_details": cut,
-                "output": list(self._items.output), "usage": usage}  # fmt: skip
+                "output": list(self._items.output), "usage": usage,
+                **(self._turn.cache_report if usage else {})}  # fmt: skip
 
     def _usage(self) -> dict[str, Any]:
         sequence = self._turn.sequence

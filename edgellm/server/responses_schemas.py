@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgellm.server.body import Body
-from edgellm.server.schemas import TextPart
+from edgellm.server.schemas import CacheReportWanted, TextPart
 
 
 class Item(Body):
@@ -78,3 +78,4 @@ class ResponsesRequest(Body):
     truncation: str | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+    return_cache_report: CacheReportWanted = None

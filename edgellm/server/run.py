@@ -7,21 +7,22 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
 
 from edgellm.chat import ChatTemplate
 from edgellm.engine import AsyncLLM
 from edgellm.errors import EdgeLLMError
 from edgellm.llm import LLM
 from edgellm.server.app import make_app
-from edgellm.server.protocol import PatientOnce
+from edgellm.server.protocol import limited
 from edgellm.server.safety import Guard, known_hosts
 from edgellm.server.service import Service
 
 DRAIN_SECONDS = 30
 _KEEP_ALIVE_SECONDS = 30
-_MOST_CONNECTIONS = 1000
 
 
 def serve(
@@ -37,22 +38,22 @@ def serve(
     timeout: float = 3600.0,
     strict: bool = False,
     vllm_metrics: bool = False,
+    slot_dir: Path | None = None,
+    max_connections: int = 1000,
+    max_connections_per_client: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; requests under way then have DRAIN_SECONDS to finish."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     engine = AsyncLLM(llm)
-    service = Service(engine, model, template, max_queue=max_queue, request_seconds=timeout)
+    service = Service(
+        engine, model, template, max_queue=max_queue, request_seconds=timeout, slot_dir=slot_dir
+    )
     guard = Guard(keys=keys, hosts=known_hosts(address[0], hosts), origins=origins)
     app = make_app(
         service, guard, strict=strict, vllm_metrics=vllm_metrics, drain_seconds=DRAIN_SECONDS
     )
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS, limit_concurrency=_MOST_CONNECTIONS,
-        timeout_graceful_shutdown=DRAIN_SECONDS, h11_max_incomplete_event_size=32 << 10,
-        http=PatientOnce, ws="none", loop="asyncio",
-    )  # fmt: skip
+    config = configured(app, max_connections, max_connections_per_client)
     listening = _listen(*address)
     host, port = listening.getsockname()[:2]
     say(f"{model}, {llm.n_ctx:,} tokens of context, at http://{host}:{port}/v1 (Ctrl-C ends).")
@@ -61,6 +62,18 @@ def serve(
     finally:
         listening.close()
         engine.close()
+
+
+def configured(
+    app: Starlette, max_connections: int | None = 1000, max_per_client: int | None = None
+) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=DRAIN_SECONDS,
+        h11_max_incomplete_event_size=32 << 10, http=limited(max_connections, max_per_client),
+        ws="none", loop="asyncio",
+    )  # fmt: skip
 
 
 class _Server(uvicorn.Server):

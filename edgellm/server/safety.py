@@ -32,6 +32,8 @@ class Guard:
     origins: tuple[str, ...] = ()
     most_body_bytes: int = 8 << 20
     body_seconds: float = 30.0
+    body_grace_seconds: float = 5.0
+    least_body_rate: float = 1024.0  # bytes/s, but for the grace
 
 
 class Safety:
@@ -50,8 +52,6 @@ class Safety:
             self._check(scope, headers)
         except ApiError as error:
             response = error.response(scope["path"])
-            if "transfer-encoding" in headers:  # where its body ends is not to be relied on
-                response.headers["connection"] = "close"
             await response(scope, receive, send)
             return
         origin = headers.get("origin")
@@ -71,6 +71,8 @@ class Safety:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         guard = self._guard
+        if scope["http_version"] not in ("1.0", "1.1"):
+            raise ApiError(400, "This server speaks HTTP/1.1.", close=True)
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if size > MOST_HEADER_BYTES or len(scope["headers"]) > MOST_HEADERS:
             raise ApiError(400, "The request has too many or too long headers.")
@@ -78,7 +80,9 @@ class Safety:
             raise ApiError(400, "The URL is too long.")
         if "transfer-encoding" in headers and "content-length" in headers:
             # who stands between may have found another end of this request (RFC 9112, 6.3)
-            raise ApiError(400, "A request has one length: Content-Length or Transfer-Encoding.")
+            raise ApiError(
+                400, "A request has one length: Content-Length or Transfer-Encoding.", close=True
+            )
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _name(hosts[0]) not in guard.hosts:
             raise ApiError(
@@ -122,10 +126,12 @@ def too_large(guard: Guard) -> ApiError:
 async def read_body(receive: Receive, guard: Guard) -> bytes:
     """The whole body, within its size and time. ApiError."""
     parts: list[bytes] = []
-    size = 0
+    size, begun = 0, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(guard.body_seconds):
+        async with asyncio.timeout(None) as limit:
             while True:
+                patience = guard.body_grace_seconds + size / guard.least_body_rate
+                limit.reschedule(begun + min(guard.body_seconds, patience))
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ApiError(400, "The request ended before its body.")
@@ -136,7 +142,7 @@ async def read_body(receive: Receive, guard: Guard) -> bytes:
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
-        raise ApiError(400, "The body did not come in time.") from None
+        raise ApiError(408, "The body did not come in time.", close=True) from None
 
 
 def known_hosts(bound: str, more: Iterable[str]) -> tuple[str, ...]:

@@ -13,6 +13,10 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = StopText | Annotated[list[StopText], Field(max_length=16)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+CacheReportWanted = Annotated[
+    bool | None,
+    Field(description="Say what the prefix cache had of the prompt (cache_report of the reply)."),
+]
 _SEED = Field(default=None, ge=-(1 << 63), lt=1 << 63)
 
 
@@ -80,7 +84,10 @@ class Sampled(Body):
     timeout: float | None = Field(default=None, ge=0.001)
     cache_salt: str | None = Field(default=None, max_length=256)
     user: str | None = None
-    return_cache_report: bool | None = None
+    return_cache_report: CacheReportWanted = None
+    return_progress: bool | None = Field(
+        default=None, description="Streams tell how far the prompt is read (prompt_progress)."
+    )
 
 
 class TextPart(Body):
@@ -180,6 +187,11 @@ class TokenizeRequest(Body):
 
 class DetokenizeRequest(Body):
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+
+
+class SlotRequest(Body):
+    filename: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=256)
 
 
 class TemplateRequest(Body):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from starlette.types import Receive
@@ -35,6 +36,7 @@ class Service:
     max_queue: int = 64
     max_queue_tokens: int = 1 << 20
     request_seconds: float | None = 3600.0
+    slot_dir: Path | None = None  # where the caches of slots may be saved
     is_draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -76,6 +78,16 @@ def give_up(requests: Iterable[Request]) -> None:
             request.abort()
 
 
+def leave(requests: Iterable[Request]) -> None:
+    """Nobody waits for these any more: they are given up if they are not done, and logged."""
+    requests = list(requests)
+    give_up(requests)
+    if log.isEnabledFor(logging.INFO):
+        for request in requests:
+            if request.remark is not None:
+                log.info("%s", request.remark())
+
+
 @asynccontextmanager
 async def aborted_on_disconnect(receive: Receive, *requests: Request) -> AsyncIterator[None]:
     """Give requests up when the client leaves, or when the block is left before they are done."""
@@ -90,7 +102,7 @@ async def aborted_on_disconnect(receive: Receive, *requests: Request) -> AsyncIt
         yield
     finally:
         watcher.cancel()
-        give_up(requests)
+        leave(requests)
 
 
 async def until_left(events: AsyncIterator[T], *requests: Request) -> AsyncIterator[T]:
@@ -99,7 +111,7 @@ async def until_left(events: AsyncIterator[T], *requests: Request) -> AsyncItera
         async for event in events:
             yield event
     finally:
-        give_up(requests)
+        leave(requests)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

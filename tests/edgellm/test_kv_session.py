@@ -48,6 +48,21 @@ def test_a_restart_goes_on_with_the_same_tokens(path: Path, tmp_path: Path) -> N
             llm.load_cache(tmp_path / "none.kv")
 
 
+def test_what_is_erased_is_computed_anew(path: Path) -> None:
+    with LLM(path, n_ctx=512) as llm:
+        prompt, other = tokens_of(1, 150, llm.n_vocab), tokens_of(2, 90, llm.n_vocab)
+        llm.generate(other, PARAMS)
+        done = llm.generate(prompt, PARAMS)
+        seen = prompt + done.tokens
+        assert llm.erase_cache(seen, "another salt") == 0
+        assert llm.erase_cache(seen) == len(seen) - 1
+        assert llm.is_idle and llm.runner.cache.faults() == []
+        assert llm.erase_cache(seen) == 0
+        again = llm.generate(prompt, PARAMS)
+        assert again.n_cached == 0 and again.tokens == done.tokens
+        assert llm.generate(other, PARAMS).n_cached > 0
+
+
 def test_other_salts_do_not_find_it(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     with LLM(tiny_model("llama")) as llm:
         prompt = tokens_of(1, 90, llm.n_vocab)

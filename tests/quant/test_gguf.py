@@ -366,6 +366,7 @@ def check(path: Path) -> bool:
 
 
 def test_truncation_at_every_byte(path: Path) -> None:
+    """D15, at load."""
     data = joined(small())
     for size in range(len(data)):
         write(path, data[:size])

@@ -17,7 +17,7 @@ from edgellm import LLM
 from edgellm.conversation import template_of
 from edgellm.engine import AsyncLLM
 from edgellm.server.app import make_app
-from edgellm.server.protocol import PatientOnce
+from edgellm.server.run import configured
 from edgellm.server.safety import Guard
 from edgellm.server.service import Service
 
@@ -31,16 +31,14 @@ class Running:
     """``http`` asks it, ``llm`` is what runs behind it."""
 
     def __init__(self, path: Path, guard: Guard, app: dict[str, Any], **options: Any) -> None:
-        service_options = {k: options.pop(k) for k in ("max_queue",) if k in options}
+        connections = options.pop("connections", ())
+        service_options = {k: options.pop(k) for k in ("max_queue", "slot_dir") if k in options}
         self.llm = LLM(path, n_threads=2, **options)
         self.engine = AsyncLLM(self.llm)
         template = template_of(self.llm, None) if self.llm.chat_template else None
         self.service = Service(self.engine, "tiny", template, **service_options)
         application = make_app(self.service, guard, drain_seconds=0, **app)
-        config = uvicorn.Config(
-            application, log_config=None, lifespan="on", http=PatientOnce, ws="none"
-        )
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(configured(application, *connections))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
@@ -79,10 +77,10 @@ def start(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Running]]:
 
     def begin(
         guard: Guard | None = None, app: dict[str, Any] | None = None, name: str = "llama",
-        template: str = TEMPLATE, controls: tuple[str, ...] = (),
+        template: str = TEMPLATE, controls: tuple[str, ...] = (), path: Path | None = None,
         **options: Any,
     ) -> Running:  # fmt: skip
-        path = tiny_model(name, template=template, n_ctx=2048, controls=controls)
+        path = path or tiny_model(name, template=template, n_ctx=2048, controls=controls)
         server = Running(path, guard or Guard(), app or {}, **options)
         running.append(server)
         return server

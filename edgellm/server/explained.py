@@ -1,0 +1,89 @@
+"""What the prefix cache had of a request's prompt: for the log, and for clients that ask.
+
+The log has numbers and the place in the messages, never what anybody wrote; the client gets the
+words on both sides as well (they are its own, or those of others with its key and salt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from edgellm.llm import LLM
+from edgellm.request import Request
+from edgellm.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A chat as the template wrote it: the text, its tokens, and role and content of the messages
+    that it was made from."""
+
+    text: str
+    tokens: list[int]
+    messages: list[tuple[str, str]]
+
+    def message_at(self, place: int) -> int:
+        """The message that the character at ``place`` belongs to, with the markup before it."""
+        end = 0
+        for i, (_, content) in enumerate(self.messages):
+            content = content.strip()  # templates trim what they are given
+            if (found := self.text.find(content, end)) >= 0:
+                end = found + len(content)
+            if place < end:
+                return i
+        return len(self.messages) - 1
+
+    def message_of_token(self, llm: LLM, n: int) -> int:
+        """The message that the token behind the first ``n`` belongs to."""
+        if 2 * n > len(self.tokens):  # whichever is less to decode
+            rest = llm.tokenizer.decode(self.tokens[n:], special=True)
+            return self.message_at(len(self.text) - len(rest))
+        return self.message_at(len(llm.tokenizer.decode(self.tokens[:n], special=True)))
+
+
+def _message(llm: LLM, sequence: Sequence, chat: Rendered | None) -> tuple[int, str] | None:
+    """(number, role) of the message in which a prompt departs from the nearest earlier one."""
+    report = llm.cache_report(sequence)
+    if chat is None or report is None or not 0 < report.n_common < report.n_prompt:
+        return None
+    number = chat.message_of_token(llm, report.n_common)
+    return number, chat.messages[number][0]
+
+
+def cache_report(llm: LLM, sequence: Sequence, chat: Rendered | None = None) -> dict[str, Any]:
+    """The field of replies. ``message`` counts from 0, as in the request."""
+    report, message = llm.cache_report(sequence), _message(llm, sequence, chat)
+    return {
+        "prompt_tokens": sequence.n_prompt,
+        "cached_tokens": sequence.n_cached,
+        "common_tokens": 0 if report is None else report.n_common,
+        "message": None if message is None else message[0],
+        "role": None if message is None else message[1],
+        "explanation": llm.explain(sequence),
+    }
+
+
+def remark(
+    llm: LLM, path: str, request: Request, chat: Rendered | None = None
+) -> Callable[[], str]:
+    """A function that says in a line what became of a request."""
+
+    def said() -> str:
+        sequence, report = request.choices[0], llm.cache_report(request.choices[0])
+        seconds = (sequence.finished or sequence.arrived) - sequence.arrived
+        n_out = sum(len(choice.output) for choice in request.choices)
+        line = f"{path}: {sequence.finish_reason}, {n_out} tokens in {seconds:.2f} s"
+        if report is None:
+            return f"{line}; it was not begun"
+        line += f"; {sequence.n_cached} of {sequence.n_prompt} prompt tokens were cached"
+        if not report.n_common:
+            return f"{line}: no earlier request begins like it"
+        if report.n_common >= report.n_prompt:
+            return f"{line}: an earlier request has them all"
+        line += f": it departs from an earlier one at token {report.n_common}"
+        message = _message(llm, sequence, chat)
+        return line if message is None else f"{line}, in message {message[0]} ({message[1]})"
+
+    return said
