@@ -28,6 +28,7 @@ from edgellm.request import Request, Stream
 from edgellm.request_options import RequestOptions
 from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Sequence
+from edgellm.turns import Turns
 
 _SHORT = 2000  # characters (or ids): what is not longer is tokenized where it is asked for
 # Seconds. A step is many short calls of Python; beside a busy thread each would wait for 5 ms.
@@ -40,12 +41,14 @@ class AsyncLLM:
     blocks: do it before the event loop runs.
 
     ``stall_seconds`` without progress, although there is work, count as a stall. The process's
-    ``sys.setswitchinterval`` becomes at most 0.5 ms, and stays so.
+    ``sys.setswitchinterval`` becomes at most 0.5 ms, and stays so. Engines with the same ``turns``
+    compute a step each in turn.
     """
 
     def __init__(
-        self, model: LLM | str | os.PathLike[str], *, stall_seconds: float = 30.0, **arguments: Any
-    ) -> None:
+        self, model: LLM | str | os.PathLike[str], *, stall_seconds: float = 30.0,
+        turns: Turns | None = None, **arguments: Any,
+    ) -> None:  # fmt: skip
         self._is_ours = not isinstance(model, LLM)
         if isinstance(model, LLM):
             if arguments:
@@ -55,7 +58,7 @@ class AsyncLLM:
             self.llm = LLM(model, **arguments)
         self.llm.tokenizer  # noqa: B018  it may still be loading; no event loop should wait for it
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
-        self._thread = EngineThread(self.llm, stall_seconds)
+        self._thread = EngineThread(self.llm, stall_seconds, turns)
         # also at exit, and then before the model's own threads are stopped
         self._finalizer = weakref.finalize(self, EngineThread.stop_at_exit, self._thread)
         self._thread.start()

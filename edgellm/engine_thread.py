@@ -21,6 +21,7 @@ from edgellm.llm import LLM
 from edgellm.loop import EngineError
 from edgellm.request import Request
 from edgellm.sequence import Piece, Sequence
+from edgellm.turns import Turns
 
 _REST = 0.001  # seconds between steps that found nothing to compute although requests wait
 _JOIN = 10.0  # seconds that the end of the process waits for the thread
@@ -28,10 +29,11 @@ _JOIN = 10.0  # seconds that the end of the process waits for the thread
 
 class EngineThread:
     """Works for ``llm`` from ``start`` to ``stop``. A *stall* is work that makes no progress for
-    ``stall_seconds``."""
+    ``stall_seconds``. Its steps take ``turns`` with those of other engines."""
 
-    def __init__(self, llm: LLM, stall_seconds: float) -> None:
+    def __init__(self, llm: LLM, stall_seconds: float, turns: Turns | None = None) -> None:
         self.llm, self.stall_seconds = llm, stall_seconds
+        self._turns = turns or contextlib.nullcontext()
         self._pid = os.getpid()
         self._condition = threading.Condition()
         self._inbox: deque[Request] = deque()
@@ -190,9 +192,10 @@ class EngineThread:
 
     def _step(self) -> bool:
         """One step; False when it found nothing to compute."""
-        self._step_began = time.perf_counter()
         try:
-            computed = self.llm.step()
+            with self._turns:
+                self._step_began = time.perf_counter()
+                computed = self.llm.step()
         except BaseException as error:  # also SystemExit, from a hook
             self._check_model()
             self._survive(error)

@@ -1,0 +1,265 @@
+"""The models a server knows: which of them are loaded, which have to make room for others.
+
+A model is loaded when a request names it, and has an engine of its own. To make room, the one that
+was used longest ago is unloaded; never one that is in use or pinned. Loading and unloading happen
+one at a time, in a thread beside the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from edgellm.errors import EdgeLLMError
+from edgellm.memory import available_bytes, bill
+from edgellm.quant.gguf import GGUF
+from edgellm.server.errors import ApiError
+from edgellm.server.service import Service, log
+
+State = Literal["unloaded", "loading", "loaded", "unloading"]
+_PART = re.compile(r"-(\d{5})-of-\d{5}$")  # of a model in several files
+_SPARE = 1.15  # of what a model will take, for buffers and copies while it is read
+_LOOK_SECONDS = 1.0  # between looks for models that were idle long enough
+
+
+@dataclass(eq=False)
+class Known:
+    """A model's file. ``service`` is there while it is loaded."""
+
+    name: str
+    path: Path
+    is_pinned: bool = False
+    state: State = "unloaded"
+    service: Service | None = None
+    n_leases: int = 0  # handlers that work with it now
+    used: float = field(default_factory=time.monotonic)
+    idle_seconds: float | None = None  # its own limit, instead of the server's
+
+    @property
+    def is_in_use(self) -> bool:
+        open_requests = self.service.engine.n_open if self.service is not None else 0
+        return bool(self.n_leases or open_requests)
+
+    @property
+    def is_dead(self) -> bool:
+        """Its engine can compute no more: the next request gets a new one."""
+        return self.service is not None and not self.service.engine.is_alive
+
+
+class Models:
+    """``load`` makes a Service of (name, path), blocking; ``cost`` says how many bytes it will
+    take. ``folder``: every model in it is known. ``most`` may be loaded at once, as far as
+    ``available`` bytes of memory allow. One that was not used for ``idle_seconds`` is unloaded."""
+
+    def __init__(
+        self, load: Callable[[str, Path], Service], cost: Callable[[Path], int],
+        folder: Path | None = None, *, most: int | None = None,
+        idle_seconds: float | None = None, available: Callable[[], int] = available_bytes,
+    ) -> None:  # fmt: skip
+        self._load, self._cost, self._folder, self._available = load, cost, folder, available
+        self._most, self._idle_seconds = most, idle_seconds
+        self._known: dict[str, Known] = {}
+        self._changing = asyncio.Lock()
+        self.default: str | None = None  # for requests that name no model
+        self.is_draining = False
+
+    # ---- what there is --------------------------------------------------------------------------
+
+    def add(self, name: str, path: Path, service: Service | None = None) -> Known:
+        """A model besides those of the folder; it is pinned. With ``service`` it is loaded."""
+        known = self._known[name] = Known(name, path, True)
+        if service is not None:
+            known.service, known.state = service, "loaded"
+        self.default = self.default or name
+        return known
+
+    def all(self) -> list[Known]:
+        """By name; files that have come to the folder or gone from it since are seen."""
+        found = _files(self._folder) if self._folder is not None else {}
+        for name, path in found.items():
+            if name not in self._known:
+                self._known[name] = Known(name, path)
+        for name, known in list(self._known.items()):
+            gone = name not in found and not known.is_pinned and known.state == "unloaded"
+            if gone:
+                del self._known[name]
+        return sorted(self._known.values(), key=lambda known: known.name)
+
+    @property
+    def loaded(self) -> list[Known]:
+        return [known for known in self._known.values() if known.service is not None]
+
+    def find(self, name: str | None) -> Known:
+        """404 for a model that is not here; without a name the default, else the only one."""
+        everything = self.all()
+        if not name:
+            name = self.default or (everything[0].name if len(everything) == 1 else None)
+            if name is None:
+                raise ApiError(400, "model: name one; GET /v1/models lists them.", param="model")
+        known = self._known.get(name)
+        if known is None:
+            names = ", ".join(repr(k.name) for k in everything[:10]) or "none"
+            raise ApiError(
+                404, f"The model {name!r:.100} is not here; this server has {names}.",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return known
+
+    # ---- use ------------------------------------------------------------------------------------
+
+    async def lease(self, name: str | None) -> Known:
+        """The model, loaded, and kept so until ``release``. ApiError when that cannot be."""
+        known = self.find(name)
+        known.n_leases += 1
+        try:
+            if known.service is None or known.is_dead or known.state != "loaded":
+                async with self._changing:
+                    if known.is_dead:
+                        await self._drop(known)
+                    if known.service is None:
+                        await self._bring(known)
+        except BaseException:
+            self.release(known)
+            raise
+        known.used = time.monotonic()
+        return known
+
+    def release(self, known: Known) -> None:
+        known.n_leases -= 1
+        known.used = time.monotonic()
+
+    async def load(self, name: str) -> Known:
+        known = await self.lease(name)
+        self.release(known)
+        return known
+
+    async def unload(self, name: str) -> Known:
+        """409 while it is in use or pinned."""
+        known = self.find(name)
+        async with self._changing:
+            if known.is_pinned:
+                raise ApiError(409, f"The model {known.name!r} is pinned.", param="model")
+            if known.is_in_use:
+                raise ApiError(409, f"The model {known.name!r} is in use.", param="model")
+            await self._drop(known)
+        return known
+
+    async def watch(self) -> None:
+        """Unload what is idle; for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for known in self.loaded:
+                limit = self._idle_seconds if known.idle_seconds is None else known.idle_seconds
+                if limit is None or known.is_pinned or known.is_in_use:
+                    continue
+                if time.monotonic() - known.used >= limit:
+                    async with self._changing:
+                        if not known.is_in_use:
+                            log.info("%s was idle for %.0f s and is unloaded.", known.name, limit)
+                            await self._drop(known)
+
+    async def close(self, drain_seconds: float) -> None:
+        """Let requests under way finish for so long, then end all engines."""
+        self.is_draining = True
+        for known in self.loaded:
+            assert known.service is not None
+            known.service.is_draining = True
+        await asyncio.gather(*(k.service.engine.aclose(drain_seconds) for k in self.loaded
+                               if k.service is not None))  # fmt: skip
+
+    # ---- loading, with the lock held ------------------------------------------------------------
+
+    async def _bring(self, known: Known) -> None:
+        if self.is_draining:
+            raise ApiError(503, "The server is not taking requests.")
+        await self._make_room(known)
+        known.state = "loading"
+        begun = time.perf_counter()
+        try:
+            known.service = await asyncio.to_thread(self._load, known.name, known.path)
+            known.state = "loaded"
+        except (EdgeLLMError, MemoryError, OSError) as error:
+            log.error("%s cannot be loaded: %s", known.name, error)
+            raise ApiError(
+                503, f"The model {known.name!r} cannot be loaded: {error}", param="model"
+            ) from None
+        finally:
+            if known.service is None:
+                known.state = "unloaded"
+        log.info("%s is loaded, in %.1f s.", known.name, time.perf_counter() - begun)
+
+    async def _make_room(self, known: Known) -> None:
+        """Unload others until there is memory for one more. 503 when too many are in use."""
+        needed = await asyncio.to_thread(self._cost, known.path)
+        while True:
+            too_many = self._most is not None and len(self.loaded) >= self._most
+            free = self._available()
+            if not too_many and (needed <= free or not self.loaded):
+                return  # alone, the system's word counts: it knows of caches that can be given up
+            idle = [k for k in self.loaded if not k.is_pinned and not k.is_in_use]
+            if not idle:
+                sizes = f"{needed / 1e6:,.0f} MB and {max(free, 0) / 1e6:,.0f} MB are free"
+                why = f"{len(self.loaded)} are loaded" if too_many else f"it needs {sizes}"
+                raise ApiError(
+                    503, f"There is no room for the model {known.name!r}: {why}, and the loaded "
+                    "ones are in use or pinned; try again later.", param="model",
+                )  # fmt: skip
+            last = min(idle, key=lambda k: k.used)
+            log.info("%s is unloaded to make room for %s.", last.name, known.name)
+            await self._drop(last)
+
+    async def _drop(self, known: Known) -> None:
+        service, known.service = known.service, None
+        if service is None:
+            return
+        known.state = "unloading"
+        try:
+            await service.engine.aclose()
+            await asyncio.to_thread(service.engine.llm.close)
+        finally:
+            known.state = "unloaded"
+        del service
+        await asyncio.to_thread(_give_back)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Models of a folder by name: the first file of those in several."""
+    found: dict[str, Path] = {}
+    try:
+        paths = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    except OSError as error:
+        log.warning("%s cannot be read: %s", folder, error)
+        return found
+    for path in paths:
+        part = _PART.search(path.stem)
+        if part is None or int(part[1]) == 1:
+            found[path.stem[: part.start()] if part else path.stem] = path
+    return found
+
+
+def cost(path: Path, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
+    """Bytes that a model will take with one context full; 0 where its file does not say, so that
+    loading says why."""
+    try:
+        with GGUF(path) as model:
+            return int(_SPARE * bill(model, n_ctx, type_k, type_v).total)
+    except (EdgeLLMError, OSError):
+        return 0
+
+
+def _give_back() -> None:
+    """Memory that is free in this process but not yet in the system."""
+    gc.collect()
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)
+        except AttributeError:  # another libc than glibc
+            pass
