@@ -9,26 +9,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgellm import session
-from edgellm.cli import _model, _slash
-from edgellm.cli._engine import what_was_dropped
+from edgellm.cli import _slash
 from edgellm.cli._output import visible
-from edgellm.conversation import Conversation, template_of
 from edgellm.errors import EdgeLLMError
-from edgellm.hub import catalogue
-from edgellm.template_source import checksum
 
 if TYPE_CHECKING:
+    from edgellm.cli._chat_model import Source
     from edgellm.cli._input import Reader
     from edgellm.cli._sampling import Sampling
     from edgellm.cli._view import View
-    from edgellm.llm import LLM
     from edgellm.thinking import Part
-
-Load = Callable[[str | None], tuple["LLM", Path]]
 
 
 @dataclass
@@ -42,10 +35,9 @@ class Terminal:
 
 @dataclass
 class Settings:
-    """What the command line asks for. ``template`` and ``model`` as they were named."""
+    """What the command line asks for. ``model`` as it was named."""
 
     model: str | None
-    template: str | None
     system: str | None
     variables: dict[str, Any]
     session: str | None
@@ -57,32 +49,31 @@ class Chat:
     """One chat: a conversation, its settings, and the terminal it happens on."""
 
     def __init__(
-        self, settings: Settings, sampling: "Sampling", terminal: Terminal, load: Load
+        self, settings: Settings, sampling: "Sampling", terminal: Terminal, source: "Source"
     ) -> None:
         self.sampling, self.reader = sampling, terminal.reader
-        self._terminal, self._load = terminal, load
-        self._template, self._name = settings.template, settings.model
+        self._terminal, self._source = terminal, source
         self.show_timings, self.hide_thinking = settings.show_timings, settings.hide_thinking
         self.session = settings.session
         self.attached: list[tuple[str, str]] = []  # files for the next message: name, text
         self.draft = ""  # what the next input line begins with
         if self.session:
             session.check_name(self.session)
-        self.llm, self.path = load(settings.model)
+        self.model = source.load(settings.model)
         try:
-            template = template_of(self.llm, self._template)
-            self.conversation = Conversation(
-                self.llm, template, settings.system, settings.variables
-            )
+            self.conversation = self.model.talk(settings.system, settings.variables)
         except BaseException:
-            self.llm.close()
+            self.model.close()
             raise
+
+    def close(self) -> None:
+        self.model.close()
 
     # ---- the loop ----------------------------------------------------------------------------
 
     def run(self, first: str | None = None, once: bool = False) -> None:
         """Talk until the person leaves. ``first``: a message that is already there."""
-        self.say(f"{self.title()}; /? for help")
+        self.say(f"{self.model.title()}; /? for help")
         if self.session and session.load(self.session):
             self._try(lambda: self.resume(str(self.session), self.conversation.system))
         try:
@@ -160,33 +151,34 @@ class Chat:
             self.say("Stopped before the first word; your message is taken back.")
         elif last.context_full:
             self.complain(
-                f"The context of {self.llm.n_ctx:,} tokens is full, so the answer is cut: /clear "
+                f"The context of {self.model.n_ctx:,} tokens is full, so the answer is cut: /clear "
                 "starts a new conversation, a larger context (-c) holds more."
             )
         elif stopped:
-            self.say(f"Stopped after {len(last.tokens)} tokens.")
+            self.say(f"Stopped after {last.n_answer} tokens.")
         elif self.show_timings:
             self.say(self._speed())
-        if dropped := what_was_dropped(self.llm):
+        if dropped := self.model.dropped():
             self.say(dropped)
 
     # ---- models and sessions -----------------------------------------------------------------
 
     def change_model(self, name: str) -> None:
         """Go on with another model, or with the old one if the new cannot be had."""
-        _model.locate(name)  # before the old one is closed: most mistakes are in the name
-        self.llm.close()
+        old, state = self.conversation, self.conversation.state()
+        self._source.check(name)  # before the old one is closed: most mistakes are in the name
+        before = self.model.name
+        self.model.close()
         try:
-            llm, path = self._load(name)
-            template = template_of(llm, self._template)
+            self.model = self._source.load(name)
+            self.conversation = self.model.talk(old.system, old.variables)
+            self.conversation.restore(state, same_model=False)
         except BaseException:
-            self.llm, self.path = self._load(str(self.path))
-            self.conversation.llm = self.llm
+            self.model = self._source.load(before)
+            self.conversation = self.model.talk(old.system, old.variables)
+            self.conversation.restore(state)
             raise
-        old, self.llm, self.path = self.conversation, llm, path
-        self.conversation = Conversation(llm, template, old.system, old.variables)
-        self.conversation.restore(old.state(), same_model=False)
-        self.say(f"{self.title()}; the conversation goes on.")
+        self.say(f"{self.model.title()}; the conversation goes on.")
 
     def save(self, name: str | None = None) -> None:
         """Write the session, if there is one."""
@@ -197,14 +189,14 @@ class Chat:
         """Keep what is computed of the session's conversation, so that it need not be read again
         next time."""
         if self.session and self.conversation.seen and self.conversation.messages:
-            self.llm.save_cache(session.cache_path(self.session), self.conversation.seen.tokens)
+            self.model.save_cache(session.cache_path(self.session), self.conversation.seen)
 
     def load_cache(self, name: str) -> None:
         """Bring that back, where it still fits model and version."""
         path = session.cache_path(name)
         if path.exists():
             try:
-                self.llm.load_cache(path)
+                self.model.load_cache(path)
             except EdgeLLMError as error:
                 self.say(f"{error} The conversation is read again.")
 
@@ -226,33 +218,22 @@ class Chat:
 
     def model_id(self) -> dict[str, Any]:
         """What must be the same for token ids to mean the same."""
-        source = self.conversation.template.source
-        return {"file": self.path.name, "bytes": self.path.stat().st_size,
-                "template": checksum(source)}  # fmt: skip
+        return self.model.identity(self.conversation)
 
     # ---- what is told ------------------------------------------------------------------------
 
-    def title(self) -> str:
-        """The model and its context."""
-        titles = (entry.title for entry in catalogue()[1].values() if entry.file == self.path.name)
-        name = next(titles, None) or self.llm.metadata.get("general.name") or self.path.stem
-        return f"{name}, {self.llm.n_ctx:,} tokens of context"
-
     def facts(self) -> list[tuple[str, str]]:
         """For /show info."""
-        metadata = self.llm.metadata
-        keys = ("general.architecture", "general.size_label", "general.license")
-        rows = [("model", self.title()), ("file", str(self.path))]
-        rows += [(key.rpartition(".")[2], str(metadata[key])) for key in keys if key in metadata]
+        rows = [("model", self.model.title()), *self.model.facts()]
         return [*rows, ("session", self.session or "none"), *self.statistics()]
 
     def statistics(self) -> list[tuple[str, str]]:
         """For /stats."""
-        used, room = self.conversation.n_tokens, self.llm.n_ctx
+        used, room = self.conversation.n_tokens, self.model.n_ctx
+        of_room = f" of {room:,} tokens ({100 * used / room:.0f} %)" if room else " tokens"
         rows = [
-            ("messages", str(len(self.conversation.messages))),
-            ("context", f"{used:,} of {room:,} tokens ({100 * used / room:.0f} %)"),
-        ]
+            ("messages", str(len(self.conversation.messages))), ("context", f"{used:,}{of_room}"),
+        ]  # fmt: skip
         if (timings := self.conversation.last.timings) and self.conversation.last.is_kept:
             names = {"prompt": "prompt", "predicted": "answer"}
             for key, name in names.items():
@@ -269,7 +250,7 @@ class Chat:
         parts = [
             f"{timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s",
             f"prompt {timings['prompt_n']}, {timings['prompt_per_second']:.1f} tokens/s",
-            f"context {used:,} of {self.llm.n_ctx:,}",
+            f"context {used:,}" + (f" of {self.model.n_ctx:,}" if self.model.n_ctx else ""),
         ]
         while len(parts) > 1 and len(" | ".join(parts)) >= width:
             parts.pop()

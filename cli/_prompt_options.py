@@ -1,12 +1,13 @@
 """Flags that all commands which talk to a model share, and the template they choose."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from edgellm.llm import LLM
+    pass
 
 
 def _object(value: str | None) -> str | None:
@@ -139,9 +140,8 @@ def _peek(path: Any) -> str | None:
         return None
 
 
-def speed(llm: "LLM") -> str:
+def speed(timings: Mapping[str, Any]) -> str:
     """The speed line."""
-    timings: dict[str, Any] = llm.timings
     prompt = f"prompt {timings['prompt_n']} tokens, {timings['prompt_per_second']:.1f} tokens/s"
     answer = (
         f"answer {timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s"

@@ -230,7 +230,7 @@ def model(chat: "Chat", rest: str) -> None:
     if rest:
         chat.change_model(rest)
     else:
-        chat.say(chat.title())
+        chat.say(chat.model.title())
 
 
 @slash("save", arguments="[NAME]")
@@ -319,11 +319,9 @@ def show(chat: "Chat", rest: str) -> None:
     elif rest == "system":
         system(chat, "")
     elif rest == "template":
-        chat.say(chat.conversation.template.source)
+        chat.say(chat.model.template(chat.conversation))
     elif rest in ("license", "licence"):
-        names = ("general.license", "general.license.name", "general.license.link")
-        found = [str(chat.llm.metadata[name]) for name in names if name in chat.llm.metadata]
-        chat.say("\n".join(found) or "The file does not name its licence.")
+        chat.say(chat.model.licence())
     elif rest in ("timings", "stats"):
         stats(chat, "")
     else:

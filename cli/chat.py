@@ -1,5 +1,6 @@
 """edgellm chat: a conversation on the terminal, or one answer to what is piped in."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import _model
+from edgellm.cli._chat_model import Files, Served, Source
+from edgellm.cli._keys import api_keys
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,
@@ -59,6 +62,23 @@ def command(
     prompt: Annotated[
         str | None,
         typer.Option("-p", "--prompt", help="The first message.", show_default=False),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="Talk with a model of an OpenAI-style server instead; -m is its name there.",
+            show_default=False,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            help="Of --server: the first line is sent; else OPENAI_API_KEY is.",
+            show_default=False,
+        ),
     ] = None,
     system: System = None,
     system_file: SystemFile = None,
@@ -131,20 +151,18 @@ def command(
       edgellm chat model.gguf -sys "Answer in one sentence." --temp 0.2
       edgellm chat --session trip
       git diff | edgellm chat -p "Summarise this change."
+      edgellm chat --server http://127.0.0.1:8080
     """
     from edgellm.cli._chat import Settings
 
     name = _model.pick(model_argument, model)
     system = system_message(system, system_file)
     variables = template_variables(template_arguments, reasoning)
-    settings = Settings(
-        name, chat_template, system, variables, session, show_timings, hide_thinking
-    )
+    settings = Settings(name, system, variables, session, show_timings, hide_thinking)
 
-    def load(wanted: str | None) -> tuple["LLM", Path]:
+    def load(path: Path) -> "LLM":
         from edgellm.cli._engine import load as load_engine
 
-        path = _model.locate(wanted)
         return load_engine(
             path,
             ctx_size,
@@ -155,24 +173,32 @@ def command(
             cpu_mask=cpu_mask,
             overrides=overrides,
             cache_types=(cache_type_k, cache_type_v),
-        ), path
+        )
 
+    if server is not None:
+        keys = api_keys(api_key_file, "OPENAI_API_KEY")
+        source: Source = Served(server, keys[0] if keys else "")
+        settings.model = model_argument or model
+    else:
+        source = Files(load, chat_template)
     if sys.stdin is None or not sys.stdin.isatty():
-        _answer_once(settings, sampling, prompt, load)
+        _answer_once(settings, sampling, prompt, source)
         return
-    chat = _open(settings, sampling, _terminal(simple_io, multiline, color), load)
-    with chat.llm:
+    chat = _open(settings, sampling, _terminal(simple_io, multiline, color), source)
+    with contextlib.closing(chat):
         chat.run(prompt, once=single_turn)
 
 
-def _open(settings: "Settings", sampling: Sampling, terminal: "Terminal", load: Any) -> "Chat":
+def _open(settings: "Settings", sampling: Sampling, terminal: "Terminal", source: Source) -> "Chat":
     from edgellm.cli._chat import Chat
 
     sampling.params()  # bad flags are said before a model is fetched
-    return Chat(settings, sampling, terminal, load)
+    return Chat(settings, sampling, terminal, source)
 
 
-def _answer_once(settings: "Settings", sampling: Sampling, prompt: str | None, load: Any) -> None:
+def _answer_once(
+    settings: "Settings", sampling: Sampling, prompt: str | None, source: Source
+) -> None:
     """The answer to stdin alone goes to stdout."""
     from edgellm.cli._chat import Terminal
     from edgellm.cli._input import SimpleReader
@@ -185,8 +211,8 @@ def _answer_once(settings: "Settings", sampling: Sampling, prompt: str | None, l
         say(NOTHING_PIPED)
         text = "Hello!"
     terminal = Terminal(SimpleReader(False), PipeView, lambda line, style: line)
-    chat = _open(settings, sampling, terminal, load)
-    with chat.llm:
+    chat = _open(settings, sampling, terminal, source)
+    with contextlib.closing(chat):
         from edgellm import session
 
         if settings.session and (state := session.load(settings.session)):
@@ -204,8 +230,8 @@ def _answer_once(settings: "Settings", sampling: Sampling, prompt: str | None, l
         chat.save_cache()
         if chat.conversation.last.context_full:
             say("The answer was cut: the context is full (-c makes it larger).")
-        if settings.show_timings:
-            say(speed(chat.llm))
+        if settings.show_timings and (timings := chat.conversation.last.timings):
+            say(speed(timings))
 
 
 def _terminal(simple: bool, multiline: bool, color: str) -> "Terminal":

@@ -221,7 +221,7 @@ def _print_text(llm: "LLM", tokens: list[int], params: Any, show_timings: bool) 
     finally:
         write("\n")
     if show_timings:
-        say(speed(llm))
+        say(speed(llm.timings))
 
 
 def _print_json(llm: "LLM", path: str, tokens: list[int], params: Any) -> None:
