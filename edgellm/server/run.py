@@ -39,6 +39,7 @@ def serve(
     strict: bool = False,
     vllm_metrics: bool = False,
     slot_dir: Path | None = None,
+    allow_special: bool = False,
     max_connections: int = 1000,
     max_connections_per_client: int | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -47,8 +48,9 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     engine = AsyncLLM(llm)
     service = Service(
-        engine, model, template, max_queue=max_queue, request_seconds=timeout, slot_dir=slot_dir
-    )
+        engine, model, template, max_queue=max_queue, request_seconds=timeout, slot_dir=slot_dir,
+        allow_special=allow_special,
+    )  # fmt: skip
     guard = Guard(keys=keys, hosts=known_hosts(address[0], hosts), origins=origins)
     app = make_app(
         service, guard, strict=strict, vllm_metrics=vllm_metrics, drain_seconds=DRAIN_SECONDS

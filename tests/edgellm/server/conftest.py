@@ -32,7 +32,9 @@ class Running:
 
     def __init__(self, path: Path, guard: Guard, app: dict[str, Any], **options: Any) -> None:
         connections = options.pop("connections", ())
-        service_options = {k: options.pop(k) for k in ("max_queue", "slot_dir") if k in options}
+        service_options = {
+            k: options.pop(k) for k in ("max_queue", "slot_dir", "allow_special") if k in options
+        }
         self.llm = LLM(path, n_threads=2, **options)
         self.engine = AsyncLLM(self.llm)
         template = template_of(self.llm, None) if self.llm.chat_template else None
