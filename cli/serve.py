@@ -112,6 +112,12 @@ def command(
         Path | None,
         typer.Option("--slot-save-path", help="Folder for caches that /slots/ID saves."),
     ] = None,
+    allow_special: Annotated[
+        bool,
+        typer.Option(
+            "--allow-special", help="Take control tokens in messages and prompts as such."
+        ),
+    ] = False,
     metrics_compat: Annotated[
         str | None,
         typer.Option("--metrics-compat", help="vllm: metrics also under vLLM's names."),
@@ -171,6 +177,7 @@ def command(
             strict=strict,
             vllm_metrics=metrics_compat == "vllm",
             slot_dir=slot_save_path,
+            allow_special=allow_special,
             max_connections=max_connections,
             max_connections_per_client=max_connections_per_client,
             say=say,

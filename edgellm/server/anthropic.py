@@ -58,6 +58,7 @@ def chat_request(body: CountRequest) -> ChatRequest:
             for t in body.tools
         ]  # fmt: skip
     _choose(body, found)
+    _continue(body, found)
     if body.thinking is not None:
         wanted = body.thinking.type != "disabled"
         found.chat_template_kwargs = {"enable_thinking": wanted}
@@ -66,10 +67,25 @@ def chat_request(body: CountRequest) -> ChatRequest:
         found.max_tokens, found.stop = body.max_tokens, body.stop_sequences
         found.stream, found.return_cache_report = body.stream, body.return_cache_report
         found.temperature, found.top_p, found.top_k = body.temperature, body.top_p, body.top_k
+        if body.output_config is not None and found.reasoning_budget != 0:
+            found.reasoning_effort = body.output_config.effort
         if body.output_config is not None and body.output_config.format is not None:
             schema = JsonSchema(schema=body.output_config.format.json_schema)
             found.response_format = ResponseFormat(type="json_schema", json_schema=schema)
     return found
+
+
+def _continue(body: CountRequest, found: ChatRequest) -> None:
+    """The answer goes on with what the request puts into the assistant's mouth."""
+    if body.messages[-1].role != "assistant":
+        return
+    if body.thinking is not None and body.thinking.type != "disabled":
+        raise ApiError(
+            400, "messages: an answer that is begun cannot be thought about: disable thinking.",
+            param="thinking",
+        )  # fmt: skip
+    found.continue_final_message = True
+    found.chat_template_kwargs = {"enable_thinking": False}
 
 
 def _choose(body: CountRequest, found: ChatRequest) -> None:

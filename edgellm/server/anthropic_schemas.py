@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from edgellm.server.body import Body
-from edgellm.server.schemas import CacheReportWanted, StopText, TextPart
+from edgellm.server.schemas import CacheReportWanted, Effort, StopText, TextPart
 
 
 class Block(Body):
@@ -53,7 +53,7 @@ class OutputFormat(Body):
 
 class OutputConfig(Body):
     format: OutputFormat | None = None
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 class CountRequest(Body):

@@ -54,6 +54,7 @@ ROUTES: list[tuple[str, str, Handler, type[Body] | None]] = [
     ("POST", "/api/show", ollama_models.show, ollama_schemas.ShowRequest),
     ("GET", "/api/ps", ollama_models.ps, None),
     ("GET", "/api/version", ollama_models.version, None),
+    ("GET", "/", plain.root, None),
     ("POST", "/infill", infill.infill, schemas.InfillRequest),
     ("POST", "/tokenize", plain.tokenize, schemas.TokenizeRequest),
     ("POST", "/detokenize", plain.detokenize, schemas.DetokenizeRequest),

@@ -13,10 +13,11 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from edgellm.chat_tokens import encode_rendered, render_marked
+from edgellm.chat_tokens import THINKING_TEXTS, encode_rendered, render_marked
 from edgellm.request import Request
 from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Piece, Sequence
+from edgellm.server.effort import with_effort
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.explained import Rendered, cache_report, remark
 from edgellm.server.generic_tools import format_of, with_tools
@@ -123,6 +124,7 @@ async def begin(
 ) -> Turn:
     """Queue a request. ``n_top``: alternatives for each token; None: no logprobs. ApiError."""
     n = check_n(body.n, service.engine.llm.max_num_seqs)
+    body = with_effort(body, service.template.source if service.template else "")
     params = _params(service, body, n_top)
     options = request_options(http, body, service.request_seconds)
     prompt = await in_thread(lambda: rendered(service, body))
@@ -198,16 +200,41 @@ def rendered(service: Service, body: ChatRequest | TemplateRequest) -> Rendered:
     if service.template is None:
         raise unsupported("The model has no chat template: use /v1/completions.", "messages")
     options: dict[str, Any] = {"variables": body.chat_template_kwargs}
-    if body.add_generation_prompt is not None:
-        options["add_generation_prompt"] = body.add_generation_prompt
     tokenizer, template = service.engine.llm.tokenizer, service.template.source
     asked = plain_messages(body.messages)
-    messages, tools = with_tools(template, asked, _tools(body))
+    begun = _begun(body, asked)
+    if body.add_generation_prompt is not None and begun is None:
+        options["add_generation_prompt"] = body.add_generation_prompt
+    messages, tools = with_tools(template, asked if begun is None else asked[:-1], _tools(body))
     if tools:
         options["tools"] = tools
-    text, literal = render_marked(tokenizer, service.template, messages, **options)
+    literal: list[tuple[int, int]] = []
+    if service.allow_special:
+        text = service.template.render(messages, **options)
+    else:
+        text, literal = render_marked(tokenizer, service.template, messages, **options)
+        if begun is not None:
+            literal += [(len(text) + a, len(text) + b) for a, b in tokenizer.control_spans(begun)
+                        if begun[a:b].strip() not in THINKING_TEXTS]  # fmt: skip
+    text += begun or ""
     tokens = encode_rendered(tokenizer, service.template, text, literal)
     return Rendered(text, tokens, [(m["role"], m["content"]) for m in asked])
+
+
+def _begun(body: ChatRequest | TemplateRequest, messages: list[dict[str, Any]]) -> str | None:
+    """What the answer is to go on with; None if it is to begin anew."""
+    if not (isinstance(body, ChatRequest) and body.continue_final_message):
+        return None
+    last = messages[-1]
+    if len(messages) < 2 or last["role"] != "assistant" or last.get("tool_calls"):
+        raise ApiError(
+            400, "messages: only a text of the assistant, behind another message, can be gone on "
+            "with.", param="messages",
+        )  # fmt: skip
+    if body.add_generation_prompt:
+        raise ApiError(400, "continue_final_message: not together with add_generation_prompt.",
+                       param="continue_final_message")  # fmt: skip
+    return str(last["content"])
 
 
 def _tools(body: ChatRequest | TemplateRequest) -> list[dict[str, Any]]:

@@ -27,8 +27,8 @@ _DEFAULT_TOKENS = 16  # OpenAI's
 Scored = list[tuple[int, float | None, list[tuple[int, float]]]]  # token, logprob, alternatives
 
 
-def prompts_of(body: CompletionRequest, llm: LLM) -> list[list[int]]:
-    """Token ids of every prompt."""
+def prompts_of(body: CompletionRequest, llm: LLM, allow_special: bool) -> list[list[int]]:
+    """Token ids of every prompt; with ``allow_special`` texts of control tokens are those."""
     given: Any = body.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
@@ -45,7 +45,8 @@ def prompts_of(body: CompletionRequest, llm: LLM) -> list[list[int]]:
         if body.suffix is not None:
             tokens = fim_prompt(llm, prompt, body.suffix, "suffix")
         else:
-            tokens = llm.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+            is_text = isinstance(prompt, str)
+            tokens = llm.tokenize(prompt, True, allow_special) if is_text else list(prompt)
         if not tokens:
             raise ApiError(400, f"prompt.{i}: it is empty.", param="prompt")
         found.append(tokens)
@@ -192,7 +193,7 @@ async def completions(http: HttpRequest) -> Response:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of: it must be n.", "best_of")
     n = check_n(body.n, llm.max_num_seqs)
-    prompts = await in_thread(lambda: prompts_of(body, llm))
+    prompts = await in_thread(lambda: prompts_of(body, llm, service.allow_special))
     if body.stream and len(prompts) > 1:
         raise unsupported("stream: of one prompt only.", "stream")
     most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens

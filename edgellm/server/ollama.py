@@ -59,7 +59,7 @@ def _chat_request(body: Asked, messages: list[ChatMessage]) -> ChatRequest:
     if body.think is not None:
         found.chat_template_kwargs = {"enable_thinking": bool(body.think)}
         if isinstance(body.think, str):
-            found.chat_template_kwargs["reasoning_effort"] = body.think
+            found.reasoning_effort = body.think
         if body.think is False:
             found.reasoning_budget = 0
     return found

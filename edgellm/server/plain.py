@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
@@ -110,6 +110,11 @@ async def embeddings(http: HttpRequest) -> Response:
 
 
 # ---- the server itself ---------------------------------------------------------------------------
+
+
+async def root(http: HttpRequest) -> Response:
+    """Ollama's programs ask here whether there is a server."""
+    return PlainTextResponse("edgellm is at your service.")
 
 
 async def health(http: HttpRequest) -> Response:

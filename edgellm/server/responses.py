@@ -62,11 +62,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         schema = None if form.json_schema is None else JsonSchema(schema=form.json_schema)
         found.response_format = ResponseFormat(type=form.type, json_schema=schema)
     if body.reasoning is not None and body.reasoning.effort is not None:
-        effort = body.reasoning.effort
-        found.chat_template_kwargs = {"reasoning_effort": effort}
-        if effort == "none":
-            found.chat_template_kwargs = {"enable_thinking": False}
-            found.reasoning_budget = 0
+        found.reasoning_effort = body.reasoning.effort
     return found
 
 

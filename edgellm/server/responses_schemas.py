@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgellm.server.body import Body
-from edgellm.server.schemas import CacheReportWanted, TextPart
+from edgellm.server.schemas import CacheReportWanted, Effort, TextPart
 
 
 class Item(Body):
@@ -50,7 +50,7 @@ class TextConfig(Body):
 
 
 class ReasoningConfig(Body):
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
 
 

@@ -23,6 +23,7 @@ from edgellm.server.service import Service
 
 DRAIN_SECONDS = 30
 _KEEP_ALIVE_SECONDS = 30
+_SEND_BUFFER = 256 << 10  # bytes
 
 
 def serve(
@@ -39,6 +40,7 @@ def serve(
     strict: bool = False,
     vllm_metrics: bool = False,
     slot_dir: Path | None = None,
+    allow_special: bool = False,
     max_connections: int = 1000,
     max_connections_per_client: int | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -47,14 +49,15 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     engine = AsyncLLM(llm)
     service = Service(
-        engine, model, template, max_queue=max_queue, request_seconds=timeout, slot_dir=slot_dir
-    )
+        engine, model, template, max_queue=max_queue, request_seconds=timeout, slot_dir=slot_dir,
+        allow_special=allow_special,
+    )  # fmt: skip
     guard = Guard(keys=keys, hosts=known_hosts(address[0], hosts), origins=origins)
     app = make_app(
         service, guard, strict=strict, vllm_metrics=vllm_metrics, drain_seconds=DRAIN_SECONDS
     )
     config = configured(app, max_connections, max_connections_per_client)
-    listening = _listen(*address)
+    listening = listen(*address)
     host, port = listening.getsockname()[:2]
     say(f"{model}, {llm.n_ctx:,} tokens of context, at http://{host}:{port}/v1 (Ctrl-C ends).")
     try:
@@ -90,12 +93,14 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Bound before anything is promised, so that a taken port is one sentence."""
+def listen(host: str, port: int) -> socket.socket:
+    """Bound before anything is promised, so that a taken port is one sentence. What a client does
+    not read is kept in the system's buffer of its connection, which inherits its size from here."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         listening.bind((host, port))
         listening.listen(2048)
     except OSError as error:

@@ -13,6 +13,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = StopText | Annotated[list[StopText], Field(max_length=16)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 CacheReportWanted = Annotated[
     bool | None,
     Field(description="Say what the prefix cache had of the prompt (cache_report of the reply)."),
@@ -145,8 +146,11 @@ class ChatRequest(Sampled):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        default=None, description="The answer goes on with the text of the last message."
+    )
 
 
 class CompletionRequest(Sampled):

@@ -37,6 +37,7 @@ class Service:
     max_queue_tokens: int = 1 << 20
     request_seconds: float | None = 3600.0
     slot_dir: Path | None = None  # where the caches of slots may be saved
+    allow_special: bool = False  # texts of control tokens in messages and prompts are those tokens
     is_draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
