@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Literal
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from edgellm.server import sse
 from edgellm.server.anthropic_schemas import (
+    AnswerBlock,
+    AnthropicUsage,
     Block,
+    BlockChange,
+    BlockDelta,
+    BlockEvent,
+    Counted,
     CountRequest,
+    Ended,
     Message,
+    MessageEvent,
+    MessageReply,
     MessagesRequest,
 )
 from edgellm.server.body import read
@@ -166,17 +175,16 @@ def _strange(kind: str, where: str) -> ApiError:
 # ---- answers ------------------------------------------------------------------------------------
 
 
-def _stop_reason(turn: Turn) -> dict[str, Any]:
+def _ended(turn: Turn) -> Ended:
     if turn.stop_text is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": turn.stop_text}
     if turn.sequence.finish_reason == "length":
-        reason = "max_tokens"
-    else:
-        reason = "tool_use" if turn.choices[0].calls else "end_turn"
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    reason: Literal["tool_use", "end_turn"] = "tool_use" if turn.choices[0].calls else "end_turn"
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _usage(turn: Turn) -> dict[str, int]:
+def _usage(turn: Turn) -> AnthropicUsage:
     """What was read from the cache is not counted as input, as Anthropic has it."""
     sequence = turn.sequence
     return {
@@ -187,12 +195,15 @@ def _usage(turn: Turn) -> dict[str, int]:
     }
 
 
-def _head(turn: Turn) -> dict[str, Any]:
-    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": turn.model}
+def _reply(turn: Turn, content: list[AnswerBlock], ended: Ended) -> MessageReply:
+    return {
+        "id": new_id("msg_"), "type": "message", "role": "assistant", "model": turn.model,
+        "content": content, **ended, "usage": _usage(turn),
+    }  # fmt: skip
 
 
-def _content(choice: Choice) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
+def _content(choice: Choice) -> list[AnswerBlock]:
+    blocks: list[AnswerBlock] = []
     if choice.reasoning:
         blocks.append({"type": "thinking", "thinking": "".join(choice.reasoning), "signature": ""})
     if text := "".join(choice.content):
@@ -211,7 +222,7 @@ class _Blocks:
     def __init__(self) -> None:
         self._open, self._n = "", 0
 
-    def push(self, event: Event) -> Iterator[dict[str, Any]]:
+    def push(self, event: Event) -> Iterator[BlockEvent]:
         if isinstance(event, Reasoning):
             yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": event.text})
@@ -227,25 +238,25 @@ class _Blocks:
         else:
             yield from self.end()
 
-    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _begin(self, block: AnswerBlock) -> Iterator[BlockEvent]:
         if self._open == block["type"]:
             return
         yield from self.end()
         self._open = block["type"]
         yield {"type": "content_block_start", "index": self._n, "content_block": block}
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def _delta(self, delta: BlockChange) -> BlockDelta:
         return {"type": "content_block_delta", "index": self._n, "delta": delta}
 
-    def end(self) -> Iterator[dict[str, Any]]:
+    def end(self) -> Iterator[BlockEvent]:
         if self._open:
             yield {"type": "content_block_stop", "index": self._n}
             self._open, self._n = "", self._n + 1
 
 
-async def _events(turn: Turn) -> AsyncIterator[dict[str, Any]]:
-    none: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-    yield {"type": "message_start", "message": {**_head(turn), **none, "usage": _usage(turn)}}
+async def _events(turn: Turn) -> AsyncIterator[MessageEvent]:
+    begun = _reply(turn, [], {"stop_reason": None, "stop_sequence": None})
+    yield {"type": "message_start", "message": begun}
     blocks = _Blocks()
     async for _, events in turn.events():
         for event in events:
@@ -253,7 +264,7 @@ async def _events(turn: Turn) -> AsyncIterator[dict[str, Any]]:
                 yield one
     for one in blocks.end():
         yield one
-    yield {"type": "message_delta", "delta": _stop_reason(turn), "usage": _usage(turn)}
+    yield {"type": "message_delta", "delta": _ended(turn), "usage": _usage(turn)}
     yield {"type": "message_stop"}
 
 
@@ -266,8 +277,7 @@ async def messages(http: HttpRequest) -> Response:
         return sse.response(until_left(_events(turn), turn.request), sse.ANTHROPIC)
     async with aborted_on_disconnect(http.receive, turn.request):
         content = _content(await turn.finished())
-        whole = {**_head(turn), "content": content, **_stop_reason(turn), "usage": _usage(turn)}
-        return JSONResponse(whole)
+        return JSONResponse(_reply(turn, content, _ended(turn)))
 
 
 async def count_tokens(http: HttpRequest) -> Response:
@@ -276,4 +286,5 @@ async def count_tokens(http: HttpRequest) -> Response:
     service.check_model(body.model)
     chat = chat_request(body)
     _, tokens = await in_thread(lambda: rendered(service, chat))
-    return JSONResponse({"input_tokens": len(tokens)})
+    reply: Counted = {"input_tokens": len(tokens)}
+    return JSONResponse(reply)

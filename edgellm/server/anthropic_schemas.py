@@ -1,13 +1,17 @@
-"""What requests in Anthropic's form may hold."""
+"""What requests in Anthropic's form may hold, and what replies do."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from edgellm.server.body import Body
 from edgellm.server.schemas import StopText, TextPart
+
+
+# ---- requests -----------------------------------------------------------------------------------
 
 
 class Block(Body):
@@ -75,3 +79,112 @@ class MessagesRequest(CountRequest):
     output_config: OutputConfig | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+
+
+# ---- replies ------------------------------------------------------------------------------------
+
+
+class TextBlock(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class Ended(TypedDict):
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+
+
+class AnthropicUsage(TypedDict):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageReply(Ended):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
+    usage: AnthropicUsage
+
+
+class Counted(TypedDict):
+    input_tokens: int
+
+
+class MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: MessageReply
+
+
+class BlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: AnswerBlock
+
+
+class TextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class InputDelta(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+BlockChange = TextDelta | ThinkingDelta | InputDelta
+
+
+class BlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: BlockChange
+
+
+class BlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageDelta(TypedDict):
+    type: Literal["message_delta"]
+    delta: Ended
+    usage: AnthropicUsage
+
+
+class MessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+class Ping(TypedDict):
+    """Said in silence."""
+
+    type: Literal["ping"]
+
+
+BlockEvent = BlockStart | BlockDelta | BlockStop
+MessageEvent = MessageStart | BlockEvent | MessageDelta | MessageStop

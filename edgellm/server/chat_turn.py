@@ -19,6 +19,7 @@ from edgellm.sequence import Piece, Sequence
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.generic_tools import format_of, with_tools
 from edgellm.server.parameters import check_n, request_options, sampling_params
+from edgellm.server.reply_schemas import Called, CalledFunction
 from edgellm.server.schemas import ChatMessage, ChatRequest, Sampled, TemplateRequest
 from edgellm.server.service import Service, in_thread
 from edgellm.tools import (
@@ -42,7 +43,7 @@ class Choice:
     parser: AnswerParser
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[Called] = field(default_factory=list)
     n_thought: int = 0  # tokens of thinking
 
     def push(self, piece: Piece) -> list[Event]:
@@ -57,7 +58,7 @@ class Choice:
             elif isinstance(event, Content):
                 self.content.append(event.text)
             elif isinstance(event, CallStart):
-                function = {"name": event.name, "arguments": ""}
+                function: CalledFunction = {"name": event.name, "arguments": ""}
                 self.calls.append({"id": event.id, "type": "function", "function": function})
             elif isinstance(event, CallArguments):
                 self.calls[event.index]["function"]["arguments"] += event.text

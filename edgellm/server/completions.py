@@ -17,7 +17,15 @@ from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.infill import fim_prompt
 from edgellm.server.parameters import check_n, request_options, sampling_params
-from edgellm.server.replies import finish_reason, new_id, timings
+from edgellm.server.replies import LEAST, finish_reason, new_id, timings
+from edgellm.server.reply_schemas import (
+    CompletionChunk,
+    CompletionReply,
+    FinishReason,
+    LegacyLogprobs,
+    TextChoice,
+    Usage,
+)
 from edgellm.server.schemas import CompletionRequest
 from edgellm.server.service import Service, aborted_on_disconnect, give_up, in_thread, until_left
 
@@ -57,22 +65,25 @@ class _Legacy:
     def __init__(self, llm: LLM, n_top: int, offset: int = 0) -> None:
         self._llm, self._n_top, self._offset = llm, n_top, offset
 
-    def arrays(self, scored: Scored) -> dict[str, Any]:
+    def arrays(self, scored: Scored) -> LegacyLogprobs:
         texts = [self._text(token) for token, _, _ in scored]
         offsets = []
         for text in texts:
             offsets.append(self._offset)
             self._offset += len(text)
-        top = [
-            None if logprob is None else {self._text(t): p for t, p in best[: self._n_top]}
-            for _, logprob, best in scored
-        ]
         return {
             "tokens": texts,
-            "token_logprobs": [logprob for _, logprob, _ in scored],
-            "top_logprobs": top,
+            "token_logprobs": [None if p is None else max(p, LEAST) for _, p, _ in scored],
+            "top_logprobs": [None if p is None else self._top(best) for _, p, best in scored],
             "text_offset": offsets,
         }
+
+    def _top(self, best: list[tuple[int, float]]) -> dict[str, float]:
+        """By text; of tokens that are written alike, the likeliest counts."""
+        found: dict[str, float] = {}
+        for token, logprob in best[: self._n_top]:
+            found.setdefault(self._text(token), max(logprob, LEAST))
+        return found
 
     def _text(self, token: int) -> str:
         return self._llm.tokenizer.piece(token, special=True).decode("utf-8", "replace")
@@ -91,14 +102,13 @@ class _Answer:
     ) -> None:  # fmt: skip
         self._llm, self._body, self._prompts = service.engine.llm, body, prompts
         self._requests, self._echoed = requests, echoed
-        self._head = {"id": new_id("cmpl-"), "object": "text_completion",
-                      "created": int(time.time()), "model": model}  # fmt: skip
+        self._id, self._created, self._model = new_id("cmpl-"), int(time.time()), model
 
     def _echo(self, i: int) -> str:
         return self._llm.detokenize(self._prompts[i]) if self._body.echo else ""
 
-    async def whole(self) -> dict[str, Any]:
-        choices: list[dict[str, Any]] = []
+    async def whole(self) -> CompletionReply:
+        choices: list[TextChoice] = []
         for i in range(len(self._prompts)):
             before = self._echoed[i] if self._echoed else []
             if not self._requests:
@@ -112,20 +122,25 @@ class _Answer:
                 text = self._echo(i) + "".join(piece.text for piece in mine)
                 reason = finish_reason(sequence.finish_reason)
                 choices.append(self._choice(len(choices), text, [*before, *_scored(mine)], reason))
-        found = {**self._head, "choices": choices, "usage": self._usage()}
+        found: CompletionReply = {
+            "id": self._id, "object": "text_completion", "created": self._created,
+            "model": self._model, "choices": choices, "usage": self._usage(),
+        }  # fmt: skip
         if self._requests:
             found["timings"] = timings(self._requests[0].choices[0])
             if self._body.return_cache_report:
                 found["cache_report"] = self._llm.explain(self._requests[0].choices[0])
         return found
 
-    def _choice(self, index: int, text: str, scored: Scored, reason: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str, scored: Scored, reason: FinishReason | None
+    ) -> TextChoice:
         logprobs = None
         if self._body.logprobs is not None:
             logprobs = _Legacy(self._llm, self._body.logprobs).arrays(scored)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[CompletionChunk]:
         request = self._requests[0]
         legacy = [_Legacy(self._llm, self._body.logprobs or 0) for _ in request.choices]
         if self._body.echo:
@@ -144,16 +159,26 @@ class _Answer:
                 yield self._chunk(piece.choice, piece.text, mine, _scored([piece]), reason)
         options = self._body.stream_options
         if options is not None and options.include_usage:
-            yield {**self._head, "choices": [], "usage": self._usage()}
+            counts = self._chunk_of([])
+            counts["usage"] = self._usage()
+            yield counts
 
     def _chunk(
-        self, index: int, text: str, legacy: _Legacy, scored: Scored, reason: str | None = None
-    ) -> dict[str, Any]:
+        self, index: int, text: str, legacy: _Legacy, scored: Scored,
+        reason: FinishReason | None = None,
+    ) -> CompletionChunk:  # fmt: skip
         logprobs = legacy.arrays(scored) if self._body.logprobs is not None else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head, "choices": [choice]}
+        return self._chunk_of(
+            [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}]
+        )
 
-    def _usage(self) -> dict[str, Any]:
+    def _chunk_of(self, choices: list[TextChoice]) -> CompletionChunk:
+        return {
+            "id": self._id, "object": "text_completion", "created": self._created,
+            "model": self._model, "choices": choices,
+        }  # fmt: skip
+
+    def _usage(self) -> Usage:
         n_prompt = sum(map(len, self._prompts))
         sequences = [s for request in self._requests for s in request.choices]
         n_out = sum(len(s.output) for s in sequences)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Literal
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -16,6 +16,7 @@ from edgellm.server.body import read
 from edgellm.server.chat_turn import begin_text
 from edgellm.server.errors import unsupported
 from edgellm.server.replies import timings
+from edgellm.server.reply_schemas import InfillEnd, InfillPiece
 from edgellm.server.schemas import InfillRequest
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 
@@ -38,18 +39,22 @@ def fim_prompt(
     return marks.prompt(llm.tokenizer, tokens, after, begun, files)
 
 
-def _said(service: Service, content: str) -> dict[str, Any]:
+def _said(service: Service, content: str) -> InfillPiece:
     return {"index": 0, "content": content, "stop": False, "model": service.model}
 
 
-def _end(request: Request) -> dict[str, Any]:
+def _end(service: Service, content: str, request: Request) -> InfillEnd:
     sequence = request.choices[0]
+    kind: Literal["limit", "eos", "word"]
     if sequence.finish_reason == "length":
         kind = "limit"
     else:
         kind = "eos" if sequence.stops.hit is None else "word"
     return {
+        "index": 0,
+        "content": content,
         "stop": True,
+        "model": service.model,
         "stop_type": kind,
         "stopping_word": sequence.stops.hit or "",
         "truncated": False,
@@ -60,11 +65,11 @@ def _end(request: Request) -> dict[str, Any]:
     }
 
 
-async def _events(service: Service, request: Request) -> AsyncIterator[dict[str, Any]]:
+async def _events(service: Service, request: Request) -> AsyncIterator[InfillPiece | InfillEnd]:
     while (piece := await request.next()) is not None:
         if piece.text:
             yield _said(service, piece.text)
-    yield {**_said(service, ""), **_end(request)}
+    yield _end(service, "", request)
 
 
 async def infill(http: HttpRequest) -> Response:
@@ -84,9 +89,9 @@ async def infill(http: HttpRequest) -> Response:
     )  # fmt: skip
     request = await begin_text(http, service, body, tokens)
     if body.stream:
-        return sse.response(until_left(_events(service, request), request), sse.Form())
+        return sse.response(until_left(_events(service, request), request), sse.PLAIN)
     async with aborted_on_disconnect(http.receive, request):
         content = ""
         while (piece := await request.next()) is not None:
             content += piece.text
-        return JSONResponse({**_said(service, content), **_end(request)})
+        return JSONResponse(_end(service, content, request))

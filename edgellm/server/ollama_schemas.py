@@ -1,13 +1,18 @@
-"""What requests in Ollama's form may hold."""
+"""What requests in Ollama's form may hold, and what replies do."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from edgellm.server.body import Body
+from edgellm.server.reply_schemas import FinishReason, TokenLogprob
 from edgellm.server.schemas import Penalty, Probability, Stop, Tool
+
+
+# ---- requests -----------------------------------------------------------------------------------
 
 
 class Options(Body):
@@ -91,3 +96,41 @@ class ShowRequest(Body):
     model: str | None = None
     name: str | None = None
     verbose: bool | None = None
+
+
+# ---- replies ------------------------------------------------------------------------------------
+
+
+class WrittenFunction(TypedDict):
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class WrittenCall(TypedDict):
+    id: str
+    function: WrittenFunction
+
+
+class Parts(TypedDict):
+    """What there is of an answer, or of a piece of it."""
+
+    content: NotRequired[str]
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[WrittenCall]]
+
+
+class WrittenMessage(Parts):
+    role: Literal["assistant"]
+
+
+class Counts(TypedDict):
+    """Of the last line. Durations are nanoseconds."""
+
+    done_reason: FinishReason | Literal["load"]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
