@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 from edgellm.server.body import Body
 from edgellm.server.schemas import StopText, TextPart
 
-
 # ---- requests -----------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 from edgellm.server.body import Body
 from edgellm.server.reply_schemas import FinishReason, TokenLogprob
 from edgellm.server.schemas import Penalty, Probability, Stop, Tool
-
 
 # ---- requests -----------------------------------------------------------------------------------
 
@@ -112,25 +111,121 @@ class WrittenCall(TypedDict):
     function: WrittenFunction
 
 
-class Parts(TypedDict):
-    """What there is of an answer, or of a piece of it."""
+class Said(TypedDict, total=False):
+    """What an answer, or a line of it, has besides text."""
 
-    content: NotRequired[str]
-    thinking: NotRequired[str]
-    tool_calls: NotRequired[list[WrittenCall]]
+    thinking: str
+    tool_calls: list[WrittenCall]
 
 
-class WrittenMessage(Parts):
+class Scores(TypedDict, total=False):
+    logprobs: list[TokenLogprob]
+
+
+class WrittenMessage(Said):
     role: Literal["assistant"]
+    content: str
+
+
+class Head(TypedDict):
+    model: str
+    created_at: str
 
 
 class Counts(TypedDict):
-    """Of the last line. Durations are nanoseconds."""
+    """Durations are nanoseconds."""
 
-    done_reason: FinishReason | Literal["load"]
-    total_duration: NotRequired[int]
-    load_duration: NotRequired[int]
-    prompt_eval_count: NotRequired[int]
-    prompt_eval_duration: NotRequired[int]
-    eval_count: NotRequired[int]
-    eval_duration: NotRequired[int]
+    done: Literal[True]
+    done_reason: FinishReason
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    prompt_eval_duration: int
+    eval_count: int
+    eval_duration: int
+
+
+class ChatLine(Head, Scores):
+    message: WrittenMessage
+    done: Literal[False]
+
+
+class ChatEnd(Head, Scores, Counts):
+    message: WrittenMessage
+
+
+class GenerateLine(Head, Said, Scores):
+    response: str
+    done: Literal[False]
+
+
+class GenerateEnd(Head, Said, Scores, Counts):
+    response: str
+
+
+class Loaded(Head):
+    done: Literal[True]
+    done_reason: Literal["load"]
+
+
+class ChatLoaded(Loaded):
+    message: WrittenMessage
+
+
+class GenerateLoaded(Loaded):
+    response: str
+
+
+class ModelDetails(TypedDict):
+    parent_model: str
+    format: Literal["gguf"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class HeldModel(TypedDict):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class Tags(TypedDict):
+    models: list[HeldModel]
+
+
+class RunningModel(HeldModel):
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class Running(TypedDict):
+    models: list[RunningModel]
+
+
+class Shown(TypedDict):
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    modified_at: str
+    model_info: dict[str, str | int | float | None]
+    capabilities: list[Literal["completion", "embedding", "tools", "thinking"]]
+
+
+class Embedded(TypedDict):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class Version(TypedDict):
+    version: str
