@@ -81,6 +81,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         return {"retry-after": str(RETRY_SECONDS)} if self.status in (429, 503) else {}
 
     def response(self, path: str = "") -> JSONResponse:

@@ -101,7 +101,7 @@ async def show(http: HttpRequest) -> Response:
 _LONG = ("tokenizer.chat_template",)  # shown as the template
 
 
-def _plain(value: Any) -> str | int | float | None:
+def _plain(value: Any) -> str | bool | int | float | None:
     """Arrays are left out, as Ollama leaves them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

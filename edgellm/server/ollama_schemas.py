@@ -215,7 +215,7 @@ class Shown(TypedDict):
     template: str
     details: ModelDetails
     modified_at: str
-    model_info: dict[str, str | int | float | None]
+    model_info: dict[str, str | bool | int | float | None]
     capabilities: list[Literal["completion", "embedding", "tools", "thinking"]]
 
 

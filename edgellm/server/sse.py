@@ -21,6 +21,7 @@ from edgellm.server.errors import (
 from edgellm.server.service import log
 
 KEEP_ALIVE_SECONDS = 15.0
+EVENT_STREAM = "text/event-stream"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -46,7 +47,12 @@ class Form:
     error: Callable[[ApiError], Any] = openai_error
     end: bytes = b""
     idle: bytes = b":\n\n"
-    media_type: str = "text/event-stream"
+    media_type: str = EVENT_STREAM
+
+    @property
+    def is_named(self) -> bool:
+        """Whether events have a name besides their data."""
+        return self.encode is _named
 
 
 class ResponsesError(TypedDict):

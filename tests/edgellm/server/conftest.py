@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from contract import Contract
 
 from edgellm import LLM
 from edgellm.conversation import template_of
@@ -28,7 +29,8 @@ TEMPLATE = (
 
 
 class Running:
-    """``http`` asks it, ``llm`` is what runs behind it."""
+    """``http`` asks it and checks that replies are what its OpenAPI document says; ``llm`` is what
+    runs behind it."""
 
     def __init__(self, path: Path, guard: Guard, app: dict[str, Any], **options: Any) -> None:
         service_options = {k: options.pop(k) for k in ("max_queue",) if k in options}
@@ -47,7 +49,10 @@ class Running:
         self._thread.start()
         while not self._server.started:
             time.sleep(0.01)
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        contract = Contract(application.state.openapi)
+        self.http = httpx.Client(
+            base_url=self.url, timeout=60, event_hooks={"response": [_read, contract.check]}
+        )
 
     def post(self, path: str, body: dict[str, Any], **more: Any) -> httpx.Response:
         return self.http.post(path, json=body, **more)
@@ -72,6 +77,12 @@ class Running:
         self.llm.close()
 
 
+def _read(reply: httpx.Response) -> None:
+    """Whole, so that it can be checked, where it is not a stream."""
+    if reply.headers.get("content-type") == "application/json":
+        reply.read()
+
+
 @pytest.fixture(scope="session")
 def start(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Running]]:
     """A function that starts a server, with options of LLM; all end with the tests."""
@@ -79,10 +90,10 @@ def start(tiny_model: Callable[..., Path]) -> Iterator[Callable[..., Running]]:
 
     def begin(
         guard: Guard | None = None, app: dict[str, Any] | None = None, name: str = "llama",
-        template: str = TEMPLATE, controls: tuple[str, ...] = (),
+        template: str = TEMPLATE, controls: tuple[str, ...] = (), path: Path | None = None,
         **options: Any,
     ) -> Running:  # fmt: skip
-        path = tiny_model(name, template=template, n_ctx=2048, controls=controls)
+        path = path or tiny_model(name, template=template, n_ctx=2048, controls=controls)
         server = Running(path, guard or Guard(), app or {}, **options)
         running.append(server)
         return server
