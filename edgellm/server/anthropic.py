@@ -13,6 +13,8 @@ from starlette.responses import JSONResponse, Response
 from edgellm.server import sse
 from edgellm.server.anthropic_schemas import (
     AnswerBlock,
+    AnthropicNamedTool,
+    AnthropicPart,
     AnthropicUsage,
     Block,
     BlockChange,
@@ -39,7 +41,6 @@ from edgellm.server.schemas import (
     NamedFunction,
     NamedTool,
     ResponseFormat,
-    TextPart,
     Tool,
     ToolCall,
 )
@@ -89,9 +90,7 @@ def _choose(body: CountRequest, found: ChatRequest) -> None:
     if choice is None:
         return
     found.parallel_tool_calls = not choice.disable_parallel_tool_use
-    if choice.type == "tool":
-        if choice.name is None:
-            raise ApiError(400, "tool_choice.name is missing.", param="tool_choice.name")
+    if isinstance(choice, AnthropicNamedTool):
         function = NamedFunction(name=choice.name)
         found.tool_choice = NamedTool(type="function", function=function)
     else:
@@ -158,7 +157,7 @@ def _user(
         yield ChatMessage(role=message.role, content="\n".join(texts))
 
 
-def _text(content: str | list[TextPart], where: str) -> str:
+def _text(content: str | list[AnthropicPart], where: str) -> str:
     if isinstance(content, str):
         return content
     for j, part in enumerate(content):

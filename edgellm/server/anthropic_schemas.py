@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from edgellm.server.body import Body
-from edgellm.server.schemas import StopText, TextPart
+from edgellm.server.schemas import StopText
 
 # ---- requests -----------------------------------------------------------------------------------
+
+
+BLOCKS = ["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
+
+
+class AnthropicPart(Body):
+    type: Annotated[str, WithJsonSchema({"const": "text"})]
+    text: str | None = None
 
 
 class Block(Body):
     """A part of a message: text, thinking, tool_use or tool_result."""
 
-    type: str
+    type: Annotated[str, WithJsonSchema({"enum": BLOCKS})]
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[TextPart] | None = None
+    content: str | list[AnthropicPart] | None = None
 
 
 class Message(Body):
@@ -32,15 +40,20 @@ class Message(Body):
 
 
 class AnthropicTool(Body):
-    type: str | None = None
+    type: Annotated[str, WithJsonSchema({"const": "custom"})] | None = None
     name: str = Field(min_length=1, max_length=128)
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
 
 class AnthropicToolChoice(Body):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnthropicNamedTool(Body):
+    type: Literal["tool"]
+    name: str
     disable_parallel_tool_use: bool | None = None
 
 
@@ -62,9 +75,11 @@ class OutputConfig(Body):
 class CountRequest(Body):
     model: str | None = None
     messages: list[Message] = Field(min_length=1, max_length=10_000)
-    system: str | list[TextPart] | None = None
+    system: str | list[AnthropicPart] | None = None
     tools: list[AnthropicTool] | None = Field(default=None, max_length=512)
-    tool_choice: AnthropicToolChoice | None = None
+    tool_choice: AnthropicToolChoice | AnthropicNamedTool | None = Field(
+        default=None, discriminator="type"
+    )
     thinking: Thinking | None = None
 
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from edgellm.server.body import Body
 from edgellm.server.reply_schemas import FinishReason, TokenLogprob
-from edgellm.server.schemas import Penalty, Probability, Stop, Tool
+from edgellm.server.schemas import Mirostat, NoImages, Penalty, Probability, Stop, Tool
 
 # ---- requests -----------------------------------------------------------------------------------
 
@@ -28,7 +28,7 @@ class Options(Body):
     repeat_penalty: float | None = Field(default=None, gt=0, le=10)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    mirostat: Literal[0, 2] | None = None
+    mirostat: Mirostat | None = None
     mirostat_tau: float | None = Field(default=None, ge=0)
     mirostat_eta: float | None = Field(default=None, ge=0)
     stop: Stop | None = None
@@ -48,7 +48,7 @@ class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[str] | None = None
+    images: NoImages | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -79,7 +79,7 @@ class GenerateRequest(Asked):
     template: str | None = None
     context: list[int] | None = None
     raw: bool | None = None
-    images: list[str] | None = None
+    images: NoImages | None = None
 
 
 class EmbedRequest(Body):

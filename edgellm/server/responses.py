@@ -15,11 +15,13 @@ from edgellm.server.chat_turn import Turn, begin
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.replies import new_id
 from edgellm.server.responses_schemas import (
+    TEXTS,
     Cut,
     Fault,
     Item,
     ResponseHead,
     ResponseReply,
+    ResponsesPart,
     ResponsesRequest,
     ResponseStatus,
     ResponseUsage,
@@ -33,7 +35,6 @@ from edgellm.server.schemas import (
     NamedFunction,
     NamedTool,
     ResponseFormat,
-    TextPart,
     Tool,
     ToolCall,
 )
@@ -148,14 +149,11 @@ def _add(mine: ChatMessage, item: Item, where: str, names: dict[str, str]) -> No
         mine.content = _text(item.content, f"{where}.content")
 
 
-_TEXTS = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
-
-
-def _text(content: str | list[TextPart] | None, where: str) -> str:
+def _text(content: str | list[ResponsesPart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for j, part in enumerate(content):
-        if part.type not in _TEXTS:
+        if part.type not in TEXTS:
             raise unsupported(f"{where}.{j}: parts of type {part.type!r:.40} are not supported, "
                               "only text.", f"{where}.{j}.type")  # fmt: skip
     return "".join(part.text or "" for part in content)

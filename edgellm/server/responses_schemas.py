@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from edgellm.server.body import Body
-from edgellm.server.schemas import TextPart
 
 # ---- requests -----------------------------------------------------------------------------------
+
+
+TEXTS = ["text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text"]
+ITEMS = ["message", "reasoning", "function_call", "function_call_output"]
+
+
+class ResponsesPart(Body):
+    type: Annotated[str, WithJsonSchema({"enum": TEXTS})]
+    text: str | None = None
 
 
 class Item(Body):
     """A part of the input: a message, a call, what came of a call, or a thought."""
 
-    type: str = "message"
+    type: Annotated[str, WithJsonSchema({"enum": ITEMS})] = "message"
     id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[TextPart] | None = None
-    summary: list[TextPart] | None = None
+    content: str | list[ResponsesPart] | None = None
+    summary: list[ResponsesPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[TextPart] | None = None
+    output: str | list[ResponsesPart] | None = None
 
 
 class ResponsesTool(Body):
-    type: str
+    type: Annotated[str, WithJsonSchema({"const": "function"})]
     name: str | None = Field(default=None, min_length=1, max_length=128)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -73,9 +81,9 @@ class ResponsesRequest(Body):
     top_p: float | None = Field(default=None, gt=0, le=1)
     stream: bool | None = None
     store: bool | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
+    background: Annotated[bool, WithJsonSchema({"const": False})] | None = None
+    previous_response_id: Annotated[str, WithJsonSchema({"const": ""})] | None = None
+    conversation: Annotated[str | dict[str, Any], WithJsonSchema({"const": ""})] | None = None
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None
     truncation: str | None = None
