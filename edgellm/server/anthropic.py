@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Literal
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from edgellm.server import sse
 from edgellm.server.anthropic_schemas import (
+    AnswerBlock,
+    AnthropicNamedTool,
+    AnthropicPart,
+    AnthropicUsage,
     Block,
+    BlockChange,
+    BlockDelta,
+    BlockEvent,
+    Counted,
     CountRequest,
+    Ended,
     Message,
+    MessageDelta,
+    MessageEvent,
+    MessageReply,
     MessagesRequest,
 )
 from edgellm.server.body import read
@@ -29,7 +41,6 @@ from edgellm.server.schemas import (
     NamedFunction,
     NamedTool,
     ResponseFormat,
-    TextPart,
     Tool,
     ToolCall,
 )
@@ -93,9 +104,7 @@ def _choose(body: CountRequest, found: ChatRequest) -> None:
     if choice is None:
         return
     found.parallel_tool_calls = not choice.disable_parallel_tool_use
-    if choice.type == "tool":
-        if choice.name is None:
-            raise ApiError(400, "tool_choice.name is missing.", param="tool_choice.name")
+    if isinstance(choice, AnthropicNamedTool):
         function = NamedFunction(name=choice.name)
         found.tool_choice = NamedTool(type="function", function=function)
     else:
@@ -162,7 +171,7 @@ def _user(
         yield ChatMessage(role=message.role, content="\n".join(texts))
 
 
-def _text(content: str | list[TextPart], where: str) -> str:
+def _text(content: str | list[AnthropicPart], where: str) -> str:
     if isinstance(content, str):
         return content
     for j, part in enumerate(content):
@@ -179,17 +188,16 @@ def _strange(kind: str, where: str) -> ApiError:
 # ---- answers ------------------------------------------------------------------------------------
 
 
-def _stop_reason(turn: Turn) -> dict[str, Any]:
+def _ended(turn: Turn) -> Ended:
     if turn.stop_text is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": turn.stop_text}
     if turn.sequence.finish_reason == "length":
-        reason = "max_tokens"
-    else:
-        reason = "tool_use" if turn.choices[0].calls else "end_turn"
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    reason: Literal["tool_use", "end_turn"] = "tool_use" if turn.choices[0].calls else "end_turn"
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _usage(turn: Turn) -> dict[str, int]:
+def _usage(turn: Turn) -> AnthropicUsage:
     """What was read from the cache is not counted as input, as Anthropic has it."""
     sequence = turn.sequence
     return {
@@ -200,12 +208,16 @@ def _usage(turn: Turn) -> dict[str, int]:
     }
 
 
-def _head(turn: Turn) -> dict[str, Any]:
-    return {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": turn.model}
+def _reply(turn: Turn, content: list[AnswerBlock], ended: Ended) -> MessageReply:
+    return {
+        "id": new_id("msg_"), "type": "message", "role": "assistant", "model": turn.model,
+        "content": content, "stop_reason": ended["stop_reason"],
+        "stop_sequence": ended["stop_sequence"], "usage": _usage(turn),
+    }  # fmt: skip
 
 
-def _content(choice: Choice) -> list[dict[str, Any]]:
-    blocks: list[dict[str, Any]] = []
+def _content(choice: Choice) -> list[AnswerBlock]:
+    blocks: list[AnswerBlock] = []
     if choice.reasoning:
         blocks.append({"type": "thinking", "thinking": "".join(choice.reasoning), "signature": ""})
     if text := "".join(choice.content):
@@ -224,7 +236,7 @@ class _Blocks:
     def __init__(self) -> None:
         self._open, self._n = "", 0
 
-    def push(self, event: Event) -> Iterator[dict[str, Any]]:
+    def push(self, event: Event) -> Iterator[BlockEvent]:
         if isinstance(event, Reasoning):
             yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": event.text})
@@ -240,25 +252,25 @@ class _Blocks:
         else:
             yield from self.end()
 
-    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _begin(self, block: AnswerBlock) -> Iterator[BlockEvent]:
         if self._open == block["type"]:
             return
         yield from self.end()
         self._open = block["type"]
         yield {"type": "content_block_start", "index": self._n, "content_block": block}
 
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def _delta(self, delta: BlockChange) -> BlockDelta:
         return {"type": "content_block_delta", "index": self._n, "delta": delta}
 
-    def end(self) -> Iterator[dict[str, Any]]:
+    def end(self) -> Iterator[BlockEvent]:
         if self._open:
             yield {"type": "content_block_stop", "index": self._n}
             self._open, self._n = "", self._n + 1
 
 
-async def _events(turn: Turn) -> AsyncIterator[dict[str, Any]]:
-    none: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-    yield {"type": "message_start", "message": {**_head(turn), **none, "usage": _usage(turn)}}
+async def _events(turn: Turn) -> AsyncIterator[MessageEvent]:
+    begun = _reply(turn, [], {"stop_reason": None, "stop_sequence": None})
+    yield {"type": "message_start", "message": begun}
     blocks = _Blocks()
     async for _, events in turn.events():
         for event in events:
@@ -266,8 +278,9 @@ async def _events(turn: Turn) -> AsyncIterator[dict[str, Any]]:
                 yield one
     for one in blocks.end():
         yield one
-    yield {"type": "message_delta", "delta": _stop_reason(turn), "usage": _usage(turn),
-           **turn.cache_report}  # fmt: skip
+    end: MessageDelta = {"type": "message_delta", "delta": _ended(turn), "usage": _usage(turn)}
+    turn.add_cache_report(end)
+    yield end
     yield {"type": "message_stop"}
 
 
@@ -280,8 +293,9 @@ async def messages(http: HttpRequest) -> Response:
         return sse.response(until_left(_events(turn), turn.request), sse.ANTHROPIC)
     async with aborted_on_disconnect(http.receive, turn.request):
         content = _content(await turn.finished())
-        whole = {**_head(turn), "content": content, **_stop_reason(turn), "usage": _usage(turn)}
-        return JSONResponse({**whole, **turn.cache_report})
+        reply = _reply(turn, content, _ended(turn))
+        turn.add_cache_report(reply)
+        return JSONResponse(reply)
 
 
 async def count_tokens(http: HttpRequest) -> Response:
@@ -290,4 +304,5 @@ async def count_tokens(http: HttpRequest) -> Response:
     service.check_model(body.model)
     chat = chat_request(body)
     prompt = await in_thread(lambda: rendered(service, chat))
-    return JSONResponse({"input_tokens": len(prompt.tokens)})
+    reply: Counted = {"input_tokens": len(prompt.tokens)}
+    return JSONResponse(reply)

@@ -29,7 +29,7 @@ T = TypeVar("T", bound=Body)
 async def read(request: Request, schema: type[T]) -> T:
     """The body of a request. ApiError 400 names the field at fault."""
     state = request.app.state
-    data = parse(await read_body(request.receive, state.guard))
+    data = parse(await read_body(request.headers, request.receive, state.guard))
     unknown = sorted(set(data) - _names(schema))
     if unknown and state.strict:
         raise ApiError(400, f"There is no field {unknown[0]!r:.80}.", param=unknown[0][:80])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -22,22 +21,36 @@ from edgellm.server.replies import (
     timings,
     usage,
 )  # fmt: skip
+from edgellm.server.reply_schemas import (
+    AssistantMessage,
+    CallDelta,
+    ChatChoice,
+    ChatChunk,
+    ChatLogprobs,
+    ChatReply,
+    Delta,
+    DeltaChoice,
+    FinishReason,
+    Prompted,
+)
 from edgellm.server.schemas import ChatRequest, TemplateRequest
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 from edgellm.tools import CallArguments, CallStart, Content, Event, Reasoning
 
+_FINGERPRINT = "edgellm"
 
-def _delta(events: list[Event]) -> dict[str, Any]:
+
+def _delta(events: list[Event]) -> Delta:
     """What events add to a message."""
-    delta: dict[str, Any] = {}
+    delta: Delta = {}
     for event in events:
         if isinstance(event, Reasoning):
             delta["reasoning_content"] = delta.get("reasoning_content", "") + event.text
         elif isinstance(event, Content):
             delta["content"] = delta.get("content", "") + event.text
         elif isinstance(event, CallStart):
-            begun = {"index": event.index, "id": event.id, "type": "function",
-                     "function": {"name": event.name, "arguments": ""}}  # fmt: skip
+            begun: CallDelta = {"index": event.index, "id": event.id, "type": "function",
+                                "function": {"name": event.name, "arguments": ""}}  # fmt: skip
             delta.setdefault("tool_calls", []).append(begun)
         elif isinstance(event, CallArguments):
             deltas = delta.setdefault("tool_calls", [])
@@ -49,17 +62,17 @@ def _delta(events: list[Event]) -> dict[str, Any]:
     return delta
 
 
-def _finish_reason(choice: Choice, reason: str | None) -> str:
+def _finish_reason(choice: Choice, reason: str | None) -> FinishReason:
     return "tool_calls" if choice.calls and reason == "stop" else finish_reason(reason)
 
 
-def _message(choice: Choice) -> dict[str, Any]:
+def _message(choice: Choice) -> AssistantMessage:
     content = "".join(choice.content)
-    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message: AssistantMessage = {"role": "assistant", "content": content}
     if choice.reasoning:
         message["reasoning_content"] = "".join(choice.reasoning)
     if choice.calls:
-        message |= {"tool_calls": choice.calls, "content": content or None}
+        message["tool_calls"], message["content"] = choice.calls, content or None
     return message
 
 
@@ -69,17 +82,16 @@ class _Answer:
     def __init__(self, service: Service, body: ChatRequest, turn: Turn, n_top: int | None) -> None:
         self._llm, self._body, self._turn, self._n_top = service.engine.llm, body, turn, n_top
         self._request = turn.request
-        self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()),
-                      "model": turn.model, "system_fingerprint": "edgellm"}  # fmt: skip
+        self._id, self._created = new_id("chatcmpl-"), int(time.time())
 
-    def _logprobs(self, pieces: list[Piece]) -> dict[str, Any] | None:
+    def _logprobs(self, pieces: list[Piece]) -> ChatLogprobs | None:
         return None if self._n_top is None else chat_logprobs(self._llm, pieces, self._n_top)
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> ChatReply:
         pieces: list[list[Piece]] = [[] for _ in self._turn.choices]
         async for piece, _ in self._turn.events():
             pieces[piece.choice].append(piece)
-        found = [
+        found: list[ChatChoice] = [
             {
                 "index": i,
                 "message": _message(choice),
@@ -88,22 +100,27 @@ class _Answer:
             }
             for i, choice in enumerate(self._turn.choices)
         ]
-        return {
-            **self._head,
+        reply: ChatReply = {
+            "id": self._id,
             "object": "chat.completion",
+            "created": self._created,
+            "model": self._turn.model,
+            "system_fingerprint": _FINGERPRINT,
             "choices": found,
             "usage": usage(self._request.choices),
             "timings": timings(self._request.choices[0]),
-            **self._turn.cache_report,
         }
+        self._turn.add_cache_report(reply)
+        return reply
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[ChatChunk]:
         for i in range(len(self._turn.choices)):
             yield self._chunk(i, {"role": "assistant", "content": ""})
         async for piece, events in self._turn.events():
             if piece.progress is not None:
-                read = prompt_progress(piece.progress)
-                yield {**self._chunk(0, {}), "prompt_progress": read}
+                chunk = self._chunk(0, {})
+                chunk["prompt_progress"] = prompt_progress(piece.progress)
+                yield chunk
                 continue
             delta, logprobs = _delta(events), self._logprobs([piece])
             if delta or (logprobs and logprobs["content"]):
@@ -114,12 +131,14 @@ class _Answer:
                     choice = self._turn.choices[piece.choice]
                     reason = _finish_reason(choice, piece.finish_reason)
                     last = self._chunk(piece.choice, {}, None, reason)
-                    yield {**last, "timings": timings(sequence)}
-        last = self._turn.cache_report
+                    last["timings"] = timings(sequence)
+                    yield last
+        last = self._chunk_of([])
+        self._turn.add_cache_report(last)
         if self._wants_usage:
             last["usage"] = usage(self._request.choices)
-        if last:
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [], **last}
+        if self._wants_usage or "cache_report" in last:
+            yield last
 
     @property
     def _wants_usage(self) -> bool:
@@ -127,12 +146,25 @@ class _Answer:
         return options is not None and bool(options.include_usage)
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None,
-        reason: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-        return {**chunk, "usage": None} if self._wants_usage else chunk
+        self, index: int, delta: Delta, logprobs: ChatLogprobs | None = None,
+        reason: FinishReason | None = None,
+    ) -> ChatChunk:  # fmt: skip
+        return self._chunk_of(
+            [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]
+        )
+
+    def _chunk_of(self, choices: list[DeltaChoice]) -> ChatChunk:
+        chunk: ChatChunk = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._turn.model,
+            "system_fingerprint": _FINGERPRINT,
+            "choices": choices,
+        }
+        if self._wants_usage:
+            chunk["usage"] = None
+        return chunk
 
 
 async def chat_completions(http: HttpRequest) -> Response:
@@ -155,4 +187,5 @@ async def apply_template(http: HttpRequest) -> Response:
     service: Service = http.app.state.service
     body = await read(http, TemplateRequest)
     prompt = await in_thread(lambda: rendered(service, body))
-    return JSONResponse({"prompt": prompt.text})
+    reply: Prompted = {"prompt": prompt.text}
+    return JSONResponse(reply)

@@ -22,13 +22,8 @@ from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.explained import Rendered, cache_report, remark
 from edgellm.server.generic_tools import format_of, with_tools
 from edgellm.server.parameters import check_n, request_options, sampling_params
-from edgellm.server.schemas import (
-    ChatMessage,
-    ChatRequest,
-    Sampled,
-    TemplateRequest,
-    TextPart,
-)  # fmt: skip
+from edgellm.server.reply_schemas import CacheReported, Called, CalledFunction
+from edgellm.server.schemas import ChatMessage, ChatRequest, Sampled, TemplateRequest, TextPart
 from edgellm.server.service import Service, in_thread
 from edgellm.tools import (
     AnswerParser,
@@ -54,7 +49,7 @@ class Choice:
     parser: AnswerParser
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[Called] = field(default_factory=list)
     n_thought: int = 0  # tokens of thinking
 
     def push(self, piece: Piece) -> list[Event]:
@@ -69,7 +64,7 @@ class Choice:
             elif isinstance(event, Content):
                 self.content.append(event.text)
             elif isinstance(event, CallStart):
-                function = {"name": event.name, "arguments": ""}
+                function: CalledFunction = {"name": event.name, "arguments": ""}
                 self.calls.append({"id": event.id, "type": "function", "function": function})
             elif isinstance(event, CallArguments):
                 self.calls[event.index]["function"]["arguments"] += event.text
@@ -106,12 +101,10 @@ class Turn:
             pass
         return self.choices[0]
 
-    @property
-    def cache_report(self) -> dict[str, Any]:
+    def add_cache_report(self, reply: CacheReported) -> None:
         """What a reply has besides, if it was asked for."""
-        if not self._wants_report:
-            return {}
-        return {"cache_report": cache_report(self._llm, self.sequence, self._prompt)}
+        if self._wants_report:
+            reply["cache_report"] = cache_report(self._llm, self.sequence, self._prompt)
 
     @property
     def stop_text(self) -> str | None:

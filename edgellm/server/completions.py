@@ -18,7 +18,16 @@ from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.explained import cache_report, remark
 from edgellm.server.infill import fim_prompt
 from edgellm.server.parameters import check_n, request_options, sampling_params
-from edgellm.server.replies import finish_reason, new_id, prompt_progress, timings
+from edgellm.server.replies import LEAST, finish_reason, new_id, prompt_progress, timings
+from edgellm.server.reply_schemas import (
+    CacheReported,
+    CompletionChunk,
+    CompletionReply,
+    FinishReason,
+    LegacyLogprobs,
+    TextChoice,
+    Usage,
+)
 from edgellm.server.schemas import CompletionRequest
 from edgellm.server.service import Service, aborted_on_disconnect, give_up, in_thread, until_left
 
@@ -59,22 +68,25 @@ class _Legacy:
     def __init__(self, llm: LLM, n_top: int, offset: int = 0) -> None:
         self._llm, self._n_top, self._offset = llm, n_top, offset
 
-    def arrays(self, scored: Scored) -> dict[str, Any]:
+    def arrays(self, scored: Scored) -> LegacyLogprobs:
         texts = [self._text(token) for token, _, _ in scored]
         offsets = []
         for text in texts:
             offsets.append(self._offset)
             self._offset += len(text)
-        top = [
-            None if logprob is None else {self._text(t): p for t, p in best[: self._n_top]}
-            for _, logprob, best in scored
-        ]
         return {
             "tokens": texts,
-            "token_logprobs": [logprob for _, logprob, _ in scored],
-            "top_logprobs": top,
+            "token_logprobs": [None if p is None else max(p, LEAST) for _, p, _ in scored],
+            "top_logprobs": [None if p is None else self._top(best) for _, p, best in scored],
             "text_offset": offsets,
         }
+
+    def _top(self, best: list[tuple[int, float]]) -> dict[str, float]:
+        """By text; of tokens that are written alike, the likeliest counts."""
+        found: dict[str, float] = {}
+        for token, logprob in best[: self._n_top]:
+            found.setdefault(self._text(token), max(logprob, LEAST))
+        return found
 
     def _text(self, token: int) -> str:
         return self._llm.tokenizer.piece(token, special=True).decode("utf-8", "replace")
@@ -93,14 +105,13 @@ class _Answer:
     ) -> None:  # fmt: skip
         self._llm, self._body, self._prompts = service.engine.llm, body, prompts
         self._requests, self._echoed = requests, echoed
-        self._head = {"id": new_id("cmpl-"), "object": "text_completion",
-                      "created": int(time.time()), "model": model}  # fmt: skip
+        self._id, self._created, self._model = new_id("cmpl-"), int(time.time()), model
 
     def _echo(self, i: int) -> str:
         return self._llm.detokenize(self._prompts[i]) if self._body.echo else ""
 
-    async def whole(self) -> dict[str, Any]:
-        choices: list[dict[str, Any]] = []
+    async def whole(self) -> CompletionReply:
+        choices: list[TextChoice] = []
         for i in range(len(self._prompts)):
             before = self._echoed[i] if self._echoed else []
             if not self._requests:
@@ -114,19 +125,24 @@ class _Answer:
                 text = self._echo(i) + "".join(piece.text for piece in mine)
                 reason = finish_reason(sequence.finish_reason)
                 choices.append(self._choice(len(choices), text, [*before, *_scored(mine)], reason))
-        found = {**self._head, "choices": choices, "usage": self._usage()}
+        found: CompletionReply = {
+            "id": self._id, "object": "text_completion", "created": self._created,
+            "model": self._model, "choices": choices, "usage": self._usage(),
+        }  # fmt: skip
         if self._requests:
             found["timings"] = timings(self._requests[0].choices[0])
-            found |= self._cache_report()
+            self._add_cache_report(found)
         return found
 
-    def _choice(self, index: int, text: str, scored: Scored, reason: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str, scored: Scored, reason: FinishReason | None
+    ) -> TextChoice:
         logprobs = None
         if self._body.logprobs is not None:
             logprobs = _Legacy(self._llm, self._body.logprobs).arrays(scored)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[CompletionChunk]:
         request = self._requests[0]
         legacy = [_Legacy(self._llm, self._body.logprobs or 0) for _ in request.choices]
         if self._body.echo:
@@ -134,8 +150,9 @@ class _Answer:
                 yield self._chunk(i, self._echo(0), mine, self._echoed[0] if self._echoed else [])
         while (piece := await request.next()) is not None:
             if piece.progress is not None:
-                read = prompt_progress(piece.progress)
-                yield {**self._chunk(0, "", legacy[0], []), "prompt_progress": read}
+                chunk = self._chunk(0, "", legacy[0], [])
+                chunk["prompt_progress"] = prompt_progress(piece.progress)
+                yield chunk
                 continue
             error = request.choices[piece.choice].error
             ends = piece.finish_reason is not None and error is None
@@ -147,32 +164,42 @@ class _Answer:
             ):
                 mine = legacy[piece.choice]
                 yield self._chunk(piece.choice, piece.text, mine, _scored([piece]), reason)
-        last = self._cache_report()
+        last = self._chunk_of([])
+        self._add_cache_report(last)
         if self._wants_usage:
             last["usage"] = self._usage()
-        if last:
-            yield {**self._head, "choices": [], **last}
+        if self._wants_usage or "cache_report" in last:
+            yield last
 
     def _chunk(
-        self, index: int, text: str, legacy: _Legacy, scored: Scored, reason: str | None = None
-    ) -> dict[str, Any]:
+        self, index: int, text: str, legacy: _Legacy, scored: Scored,
+        reason: FinishReason | None = None,
+    ) -> CompletionChunk:  # fmt: skip
         logprobs = legacy.arrays(scored) if self._body.logprobs is not None else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        chunk = {**self._head, "choices": [choice]}
-        return {**chunk, "usage": None} if self._wants_usage else chunk
+        chunk = self._chunk_of(
+            [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}]
+        )
+        if self._wants_usage:
+            chunk["usage"] = None
+        return chunk
 
     @property
     def _wants_usage(self) -> bool:
         options = self._body.stream_options
         return options is not None and bool(options.include_usage)
 
-    def _cache_report(self) -> dict[str, Any]:
+    def _add_cache_report(self, reply: CacheReported) -> None:
         """Of the first prompt, if it was asked for."""
-        if not self._body.return_cache_report:
-            return {}
-        return {"cache_report": cache_report(self._llm, self._requests[0].choices[0])}
+        if self._body.return_cache_report:
+            reply["cache_report"] = cache_report(self._llm, self._requests[0].choices[0])
 
-    def _usage(self) -> dict[str, Any]:
+    def _chunk_of(self, choices: list[TextChoice]) -> CompletionChunk:
+        return {
+            "id": self._id, "object": "text_completion", "created": self._created,
+            "model": self._model, "choices": choices,
+        }  # fmt: skip
+
+    def _usage(self) -> Usage:
         n_prompt = sum(map(len, self._prompts))
         sequences = [s for request in self._requests for s in request.choices]
         n_out = sum(len(s.output) for s in sequences)

@@ -4,9 +4,10 @@ shapes of the other protocols where their paths are asked for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, Unpack
 
 from starlette.responses import JSONResponse
+from typing_extensions import TypedDict  # of Python 3.12: pydantic asks for it
 
 from edgellm.errors import EdgeLLMError
 from edgellm.loop import EngineError
@@ -37,28 +38,55 @@ _ANTHROPIC_TYPES = {
 }  # fmt: skip
 
 
+class ErrorSizes(TypedDict, total=False):
+    """Of a prompt that does not fit."""
+
+    n_prompt_tokens: int
+    n_ctx: int
+
+
+class ErrorFacts(ErrorSizes):
+    message: str
+    type: str
+    param: str | None
+    code: str | int
+
+
+class OpenAIError(TypedDict):
+    error: ErrorFacts
+
+
+class AnthropicFacts(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicFacts
+
+
+class OllamaError(TypedDict):
+    error: str
+
+
 class ApiError(Exception):
     """An answer with an error. ``param`` is the path of the field at fault; with ``close`` nothing
     more is read from the connection."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-        type: str | None = None, close: bool = False, **more: Any,
+        type: str | None = None, close: bool = False, **sizes: Unpack[ErrorSizes],
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.type, self.close, self.more = type or _TYPES[status], close, more
-
-    def body(self) -> dict[str, Any]:
-        error = {
-            "message": self.message, "type": self.type, "param": self.param,
-            "code": self.code or self.status, **self.more,
-        }  # fmt: skip
-        return {"error": error}
+        self.type, self.close, self.sizes = type or _TYPES[status], close, sizes
 
     @property
     def headers(self) -> Mapping[str, str]:
         found = {"connection": "close"} if self.close else {}
+        if self.status == 401:
+            found["www-authenticate"] = "Bearer"
         if self.status in (429, 503):
             found["retry-after"] = str(RETRY_SECONDS)
         return found
@@ -66,25 +94,37 @@ class ApiError(Exception):
     def response(self, path: str = "") -> JSONResponse:
         """As the protocol of this path has it."""
         shape = shape_of(path)
-        # Ollama says of a full queue what others say of a server that is not ready
-        status = 503 if shape is ollama_error and self.status == 429 else self.status
-        return JSONResponse(shape(self), status, headers=dict(self.headers))
+        headers = dict(self.headers)
+        return JSONResponse(shape(self), status_of(path, self.status), headers=headers)
 
 
-def anthropic_error(error: ApiError) -> dict[str, Any]:
+def openai_error(error: ApiError) -> OpenAIError:
+    facts: ErrorFacts = {
+        "message": error.message, "type": error.type, "param": error.param,
+        "code": error.code or error.status, **error.sizes,
+    }  # fmt: skip
+    return {"error": facts}
+
+
+def anthropic_error(error: ApiError) -> AnthropicError:
     kind = _ANTHROPIC_TYPES.get(error.status, _TYPES[error.status])
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def ollama_error(error: ApiError) -> dict[str, Any]:
+def ollama_error(error: ApiError) -> OllamaError:
     return {"error": error.message}
 
 
-def shape_of(path: str) -> Callable[[ApiError], dict[str, Any]]:
+def shape_of(path: str) -> Callable[[ApiError], Any]:
     """How the protocol of a path writes errors."""
     if path.startswith("/v1/messages"):
         return anthropic_error
-    return ollama_error if path.startswith("/api/") else ApiError.body
+    return ollama_error if path.startswith("/api/") else openai_error
+
+
+def status_of(path: str, status: int) -> int:
+    """Ollama says of a full queue what others say of a server that is not ready."""
+    return 503 if status == 429 and shape_of(path) is ollama_error else status
 
 
 def unsupported(message: str, param: str | None = None) -> ApiError:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from edgellm.llm import LLM
 from edgellm.request import Request
 from edgellm.sequence import Sequence
+from edgellm.server.reply_schemas import CacheReport
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def _message(llm: LLM, sequence: Sequence, chat: Rendered | None) -> tuple[int, 
     return number, chat.messages[number][0]
 
 
-def cache_report(llm: LLM, sequence: Sequence, chat: Rendered | None = None) -> dict[str, Any]:
-    """The field of replies. ``message`` counts from 0, as in the request."""
+def cache_report(llm: LLM, sequence: Sequence, chat: Rendered | None = None) -> CacheReport:
+    """The field of replies."""
     report, message = llm.cache_report(sequence), _message(llm, sequence, chat)
     return {
         "prompt_tokens": sequence.n_prompt,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Literal
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -17,6 +17,7 @@ from edgellm.server.chat_turn import begin_text
 from edgellm.server.errors import unsupported
 from edgellm.server.explained import cache_report
 from edgellm.server.replies import prompt_progress, timings
+from edgellm.server.reply_schemas import InfillEnd, InfillPiece
 from edgellm.server.schemas import InfillRequest
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 
@@ -39,21 +40,22 @@ def fim_prompt(
     return marks.prompt(llm.tokenizer, tokens, after, begun, files)
 
 
-def _said(service: Service, content: str) -> dict[str, Any]:
+def _said(service: Service, content: str) -> InfillPiece:
     return {"index": 0, "content": content, "stop": False, "model": service.model}
 
 
-def _end(service: Service, request: Request, body: InfillRequest) -> dict[str, Any]:
+def _end(service: Service, content: str, request: Request, body: InfillRequest) -> InfillEnd:
     sequence = request.choices[0]
-    more: dict[str, Any] = {}
-    if body.return_cache_report:
-        more["cache_report"] = cache_report(service.engine.llm, sequence)
+    kind: Literal["limit", "eos", "word"]
     if sequence.finish_reason == "length":
         kind = "limit"
     else:
         kind = "eos" if sequence.stops.hit is None else "word"
-    return {
+    end: InfillEnd = {
+        "index": 0,
+        "content": content,
         "stop": True,
+        "model": service.model,
         "stop_type": kind,
         "stopping_word": sequence.stops.hit or "",
         "truncated": False,
@@ -61,19 +63,23 @@ def _end(service: Service, request: Request, body: InfillRequest) -> dict[str, A
         "tokens_evaluated": sequence.n_prompt,
         "tokens_cached": sequence.n_cached,
         "timings": timings(sequence),
-        **more,
     }
+    if body.return_cache_report:
+        end["cache_report"] = cache_report(service.engine.llm, sequence)
+    return end
 
 
 async def _events(
     service: Service, request: Request, body: InfillRequest
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[InfillPiece | InfillEnd]:
     while (piece := await request.next()) is not None:
         if piece.progress is not None:
-            yield {**_said(service, ""), "prompt_progress": prompt_progress(piece.progress)}
+            read = _said(service, "")
+            read["prompt_progress"] = prompt_progress(piece.progress)
+            yield read
         if piece.text:
             yield _said(service, piece.text)
-    yield {**_said(service, ""), **_end(service, request, body)}
+    yield _end(service, "", request, body)
 
 
 async def infill(http: HttpRequest) -> Response:
@@ -93,9 +99,9 @@ async def infill(http: HttpRequest) -> Response:
     )  # fmt: skip
     request = await begin_text(http, service, body, tokens)
     if body.stream:
-        return sse.response(until_left(_events(service, request, body), request), sse.Form())
+        return sse.response(until_left(_events(service, request, body), request), sse.PLAIN)
     async with aborted_on_disconnect(http.receive, request):
         content = ""
         while (piece := await request.next()) is not None:
             content += piece.text
-        return JSONResponse({**_said(service, content), **_end(service, request, body)})
+        return JSONResponse(_end(service, content, request, body))

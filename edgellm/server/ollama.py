@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -17,7 +17,24 @@ from edgellm.server.body import read
 from edgellm.server.chat_turn import Turn, begin, begin_text
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.infill import fim_prompt
-from edgellm.server.ollama_schemas import Asked, GenerateRequest, OllamaChatRequest
+from edgellm.server.ollama_schemas import (
+    Asked,
+    ChatEnd,
+    ChatLine,
+    ChatLoaded,
+    Counts,
+    GenerateEnd,
+    GenerateLine,
+    GenerateLoaded,
+    GenerateRequest,
+    Head,
+    Loaded,
+    OllamaChatRequest,
+    Said,
+    Scores,
+    WrittenCall,
+    WrittenMessage,
+)
 from edgellm.server.replies import chat_logprobs, finish_reason
 from edgellm.server.schemas import ChatMessage, ChatRequest, FunctionCall, Sampled, ToolCall
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
@@ -104,6 +121,22 @@ def _n_top(body: Asked) -> int | None:
 # ---- answers ------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Call:
+    """A call while it is written."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+    def written(self, index: int) -> WrittenCall:
+        arguments = json.loads(self.arguments or "{}")
+        return {
+            "id": self.id,
+            "function": {"index": index, "name": self.name, "arguments": arguments},
+        }
+
+
 class _Answer:
     """One answer as Ollama writes it: of a chat or, with ``is_chat`` false, of /api/generate."""
 
@@ -113,25 +146,28 @@ class _Answer:
         self._llm, self._n_top, self._source = service.engine.llm, _n_top(body), source
         self.request = source.request if isinstance(source, Turn) else source
         self._model, self._is_chat = body.model, is_chat
-        self._calls: list[dict[str, Any]] = []
+        self._calls: list[_Call] = []
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
+    async def events(self) -> AsyncIterator[ChatLine | GenerateLine | ChatEnd | GenerateEnd]:
         async for piece, events in self._pieces():
-            parts = self._parts(events)
-            logprobs = self._logprobs(piece)
-            if parts or logprobs:
-                yield {**self._said(parts), **logprobs, "done": False}
-        yield {**self._said({}), **self._end()}
+            text, said = self._parts(events)
+            scores = self._scores([piece])
+            if text or said or scores.get("logprobs"):
+                yield self._line(text, said, scores)
+        yield self._last("", {}, {})
 
-    async def whole(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {}
-        logprobs: list[dict[str, Any]] = []
+    async def whole(self) -> ChatEnd | GenerateEnd:
+        text, said = "", Said()
+        pieces: list[Piece] = []
         async for piece, events in self._pieces():
-            for key, value in self._parts(events).items():
-                parts[key] = parts[key] + value if key in parts else value
-            logprobs += self._logprobs(piece).get("logprobs", [])
-        more = {} if self._n_top is None else {"logprobs": logprobs}
-        return {**self._said(parts), **more, **self._end()}
+            more, new = self._parts(events)
+            text += more
+            if thought := new.get("thinking"):
+                said["thinking"] = said.get("thinking", "") + thought
+            if calls := new.get("tool_calls"):
+                said["tool_calls"] = [*said.get("tool_calls", []), *calls]
+            pieces.append(piece)
+        return self._last(text, said, self._scores(pieces))
 
     async def _pieces(self) -> AsyncIterator[tuple[Piece, list[Event]]]:
         if isinstance(self._source, Turn):
@@ -141,42 +177,45 @@ class _Answer:
         while (piece := await self._source.next()) is not None:
             yield piece, [Content(piece.text)] if piece.text else []
 
-    def _parts(self, events: list[Event]) -> dict[str, Any]:
-        """content, thinking and tool_calls that events bring; a call when it is complete."""
-        parts: dict[str, Any] = {}
+    def _parts(self, events: list[Event]) -> tuple[str, Said]:
+        """Text, thinking and calls that events bring; a call when it is complete."""
+        text, said = "", Said()
         for event in events:
             if isinstance(event, Content):
-                parts["content"] = parts.get("content", "") + event.text
+                text += event.text
             elif isinstance(event, Reasoning):
-                parts["thinking"] = parts.get("thinking", "") + event.text
+                said["thinking"] = said.get("thinking", "") + event.text
             elif isinstance(event, CallStart):
-                self._calls.append({"id": event.id, "name": event.name, "arguments": ""})
+                self._calls.append(_Call(event.id, event.name))
             elif isinstance(event, CallArguments):
-                self._calls[event.index]["arguments"] += event.text
+                self._calls[event.index].arguments += event.text
             elif isinstance(event, CallEnd):
-                call = self._calls[event.index]
-                function = {"index": event.index, "name": call["name"],
-                            "arguments": json.loads(call["arguments"] or "{}")}  # fmt: skip
-                done = {"id": call["id"], "function": function}
-                parts.setdefault("tool_calls", []).append(done)
-        return parts
+                call = self._calls[event.index].written(event.index)
+                said["tool_calls"] = [*said.get("tool_calls", []), call]
+        return text, said
 
-    def _said(self, parts: dict[str, Any]) -> dict[str, Any]:
-        head = {"model": self._model, "created_at": now()}
-        parts = {"content": "", **parts}
+    def _line(self, text: str, said: Said, scores: Scores) -> ChatLine | GenerateLine:
         if self._is_chat:
-            return {**head, "message": {"role": "assistant", **parts}}
-        return {**head, "response": parts.pop("content"), **parts}
+            return {**self._head(), "message": _message(text, said), **scores, "done": False}
+        return {**self._head(), "response": text, **said, **scores, "done": False}
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any]:
-        if self._n_top is None or piece.token is None:
+    def _last(self, text: str, said: Said, scores: Scores) -> ChatEnd | GenerateEnd:
+        if self._is_chat:
+            return {**self._head(), "message": _message(text, said), **scores, **self._counts()}
+        return {**self._head(), "response": text, **said, **scores, **self._counts()}
+
+    def _head(self) -> Head:
+        return {"model": self._model, "created_at": now()}
+
+    def _scores(self, pieces: list[Piece]) -> Scores:
+        if self._n_top is None:
             return {}
-        return {"logprobs": chat_logprobs(self._llm, [piece], self._n_top)["content"]}
+        return {"logprobs": chat_logprobs(self._llm, pieces, self._n_top)["content"]}
 
-    def _end(self) -> dict[str, Any]:
+    def _counts(self) -> Counts:
         sequence = self.request.choices[0]
         timings = sequence.timings()
-        return {
+        counts: Counts = {
             "done": True,
             "done_reason": finish_reason(sequence.finish_reason),
             "total_duration": round(1e9 * (sequence.finished - sequence.arrived)),
@@ -185,8 +224,14 @@ class _Answer:
             "prompt_eval_duration": round(1e6 * timings["prompt_ms"]),
             "eval_count": len(sequence.output),
             "eval_duration": round(1e6 * timings["predicted_ms"]),
-            **(self._source.cache_report if isinstance(self._source, Turn) else {}),
         }
+        if isinstance(self._source, Turn):
+            self._source.add_cache_report(counts)
+        return counts
+
+
+def _message(text: str, said: Said) -> WrittenMessage:
+    return {"role": "assistant", "content": text, **said}
 
 
 def now() -> str:
@@ -203,10 +248,9 @@ async def _answer(
         return JSONResponse(await answer.whole())
 
 
-def _loaded(body: Asked, **said: Any) -> Response:
+def _loaded(body: Asked) -> Loaded:
     """A request without a prompt asks for the model to be loaded, which it is."""
-    reply = {"model": body.model, "created_at": now(), **said, "done": True, "done_reason": "load"}
-    return JSONResponse(reply)
+    return {"model": body.model, "created_at": now(), "done": True, "done_reason": "load"}
 
 
 async def chat(http: HttpRequest) -> Response:
@@ -214,7 +258,8 @@ async def chat(http: HttpRequest) -> Response:
     body = await read(http, OllamaChatRequest)
     check_model(service, body.model)
     if not body.messages:
-        return _loaded(body, message={"role": "assistant", "content": ""})
+        reply: ChatLoaded = {**_loaded(body), "message": _message("", {})}
+        return JSONResponse(reply)
     asked = _chat_request(body, _messages(body))
     asked.tools = body.tools
     turn = await begin(http, service, asked, _n_top(body))
@@ -231,7 +276,8 @@ async def generate(http: HttpRequest) -> Response:
     if body.images:
         raise _no_images("images")
     if not body.prompt and not body.suffix:
-        return _loaded(body, response="")
+        reply: GenerateLoaded = {**_loaded(body), "response": ""}
+        return JSONResponse(reply)
     prompt, llm = body.prompt or "", service.engine.llm
     if not body.raw and not body.suffix and service.template is not None:
         messages = [ChatMessage(role="system", content=body.system)] if body.system else []

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -17,7 +17,18 @@ from edgellm.hub.facts import full
 from edgellm.server.body import read
 from edgellm.server.errors import unsupported
 from edgellm.server.ollama import check_model
-from edgellm.server.ollama_schemas import EmbedRequest, ShowRequest
+from edgellm.server.ollama_schemas import (
+    Embedded,
+    EmbedRequest,
+    HeldModel,
+    ModelDetails,
+    Running,
+    RunningModel,
+    Shown,
+    ShowRequest,
+    Tags,
+    Version,
+)
 from edgellm.server.plain import embed
 from edgellm.server.service import Service, in_thread
 
@@ -25,7 +36,7 @@ _NEVER = "9999-12-31T23:59:59Z"
 _facts = lru_cache(maxsize=4)(full)
 
 
-async def _model(service: Service) -> dict[str, Any]:
+async def _model(service: Service) -> HeldModel:
     path = Path(service.engine.llm.path)
     facts = await in_thread(lambda: _facts(path))
     changed = datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
@@ -35,7 +46,7 @@ async def _model(service: Service) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _details(facts: dict[str, Any]) -> dict[str, Any]:
+def _details(facts: dict[str, Any]) -> ModelDetails:
     n = facts["parameters"]
     size = f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.2f}M"
     return {
@@ -46,13 +57,20 @@ def _details(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 async def tags(http: HttpRequest) -> Response:
-    return JSONResponse({"models": [await _model(http.app.state.service)]})
+    reply: Tags = {"models": [await _model(http.app.state.service)]}
+    return JSONResponse(reply)
 
 
 async def ps(http: HttpRequest) -> Response:
     service: Service = http.app.state.service
-    running = {"expires_at": _NEVER, "size_vram": 0, "context_length": service.engine.llm.n_ctx}
-    return JSONResponse({"models": [{**await _model(service), **running}]})
+    running: RunningModel = {
+        **await _model(service),
+        "expires_at": _NEVER,
+        "size_vram": 0,
+        "context_length": service.engine.llm.n_ctx,
+    }
+    reply: Running = {"models": [running]}
+    return JSONResponse(reply)
 
 
 async def show(http: HttpRequest) -> Response:
@@ -61,25 +79,29 @@ async def show(http: HttpRequest) -> Response:
     check_model(service, body.model or body.name)
     llm, model = service.engine.llm, await _model(service)
     template = service.template.source if service.template is not None else ""
+    capabilities: list[Literal["completion", "embedding", "tools", "thinking"]]
     if llm.is_encoder:
         capabilities = ["embedding"]
     else:
         capabilities = ["completion"]
-        capabilities += ["tools"] if "tools" in template else []
-        capabilities += ["thinking"] if "think" in template else []
-    return JSONResponse({
+        if "tools" in template:
+            capabilities.append("tools")
+        if "think" in template:
+            capabilities.append("thinking")
+    reply: Shown = {
         "license": _facts(Path(llm.path))["licence"] or "",
         "modelfile": "", "parameters": "", "template": template,
         "details": model["details"], "modified_at": model["modified_at"],
         "model_info": {k: _plain(v) for k, v in llm.metadata.items() if k not in _LONG},
         "capabilities": capabilities,
-    })  # fmt: skip
+    }  # fmt: skip
+    return JSONResponse(reply)
 
 
 _LONG = ("tokenizer.chat_template",)  # shown as the template
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> str | bool | int | float | None:
     """Arrays are left out, as Ollama leaves them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -96,12 +118,14 @@ async def api_embed(http: HttpRequest) -> Response:
     n_embd = service.engine.llm.config.n_embd
     if body.dimensions is not None and body.dimensions != n_embd:
         raise unsupported(f"dimensions: this model has {n_embd}.", "dimensions")
-    return JSONResponse({
+    reply: Embedded = {
         "model": body.model, "embeddings": vectors.tolist(),
         "total_duration": round(1e9 * (time.perf_counter() - begun)), "load_duration": 0,
         "prompt_eval_count": sum(map(len, prompts)),
-    })  # fmt: skip
+    }  # fmt: skip
+    return JSONResponse(reply)
 
 
 async def version(http: HttpRequest) -> Response:
-    return JSONResponse({"version": __version__})
+    reply: Version = {"version": __version__}
+    return JSONResponse(reply)

@@ -1,13 +1,25 @@
-"""What requests in Ollama's form may hold."""
+"""What requests in Ollama's form may hold, and what replies do."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from edgellm.server.body import Body
-from edgellm.server.schemas import CacheReportWanted, Penalty, Probability, Stop, Tool
+from edgellm.server.reply_schemas import CacheReported, FinishReason, TokenLogprob
+from edgellm.server.schemas import (
+    CacheReportWanted,
+    Mirostat,
+    NoImages,
+    Penalty,
+    Probability,
+    Stop,
+    Tool,
+)
+
+# ---- requests -----------------------------------------------------------------------------------
 
 
 class Options(Body):
@@ -24,7 +36,7 @@ class Options(Body):
     repeat_penalty: float | None = Field(default=None, gt=0, le=10)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    mirostat: Literal[0, 2] | None = None
+    mirostat: Mirostat | None = None
     mirostat_tau: float | None = Field(default=None, ge=0)
     mirostat_eta: float | None = Field(default=None, ge=0)
     stop: Stop | None = None
@@ -44,7 +56,7 @@ class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[str] | None = None
+    images: NoImages | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -76,7 +88,7 @@ class GenerateRequest(Asked):
     template: str | None = None
     context: list[int] | None = None
     raw: bool | None = None
-    images: list[str] | None = None
+    images: NoImages | None = None
 
 
 class EmbedRequest(Body):
@@ -92,3 +104,137 @@ class ShowRequest(Body):
     model: str | None = None
     name: str | None = None
     verbose: bool | None = None
+
+
+# ---- replies ------------------------------------------------------------------------------------
+
+
+class WrittenFunction(TypedDict):
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class WrittenCall(TypedDict):
+    id: str
+    function: WrittenFunction
+
+
+class Said(TypedDict, total=False):
+    """What an answer, or a line of it, has besides text."""
+
+    thinking: str
+    tool_calls: list[WrittenCall]
+
+
+class Scores(TypedDict, total=False):
+    logprobs: list[TokenLogprob]
+
+
+class WrittenMessage(Said):
+    role: Literal["assistant"]
+    content: str
+
+
+class Head(TypedDict):
+    model: str
+    created_at: str
+
+
+class Counts(CacheReported):
+    """Durations are nanoseconds."""
+
+    done: Literal[True]
+    done_reason: FinishReason
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    prompt_eval_duration: int
+    eval_count: int
+    eval_duration: int
+
+
+class ChatLine(Head, Scores):
+    message: WrittenMessage
+    done: Literal[False]
+
+
+class ChatEnd(Head, Scores, Counts):
+    message: WrittenMessage
+
+
+class GenerateLine(Head, Said, Scores):
+    response: str
+    done: Literal[False]
+
+
+class GenerateEnd(Head, Said, Scores, Counts):
+    response: str
+
+
+class Loaded(Head):
+    done: Literal[True]
+    done_reason: Literal["load"]
+
+
+class ChatLoaded(Loaded):
+    message: WrittenMessage
+
+
+class GenerateLoaded(Loaded):
+    response: str
+
+
+class ModelDetails(TypedDict):
+    parent_model: str
+    format: Literal["gguf"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class HeldModel(TypedDict):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class Tags(TypedDict):
+    models: list[HeldModel]
+
+
+class RunningModel(HeldModel):
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class Running(TypedDict):
+    models: list[RunningModel]
+
+
+class Shown(TypedDict):
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    modified_at: str
+    model_info: dict[str, str | bool | int | float | None]
+    capabilities: list[Literal["completion", "embedding", "tools", "thinking"]]
+
+
+class Embedded(TypedDict):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class Version(TypedDict):
+    version: str

@@ -9,11 +9,13 @@ from base64 import b64encode
 from collections import deque
 from functools import cache
 from importlib.resources import files
+from typing import Literal
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from edgellm.metrics import Metrics
+from edgellm.server.reply_schemas import Status
 from edgellm.server.service import Service
 
 _SAMPLE_SECONDS, _SAMPLES = 1.0, 5  # the speed of the last few seconds
@@ -71,8 +73,10 @@ async def status(http: HttpRequest) -> Response:
     service: Service = http.app.state.service
     rate: Rate = http.app.state.rate
     engine = service.engine
-    state = "ready" if engine.is_ready else "stalled" if engine.is_alive else "failed"
-    return JSONResponse({"models": [{
+    state: Literal["ready", "stalled", "failed"] = "failed"
+    if engine.is_alive:
+        state = "ready" if engine.is_ready else "stalled"
+    reply: Status = {"models": [{
         "name": service.model,
         "state": "draining" if service.is_draining else state,
         "running": len(engine.running),
@@ -82,4 +86,5 @@ async def status(http: HttpRequest) -> Response:
         "kv_cache_usage": round(engine.kv_usage, 4),
         "n_ctx": engine.llm.n_ctx,
         "seats": engine.llm.max_num_seqs,
-    }]})  # fmt: skip
+    }]}  # fmt: skip
+    return JSONResponse(reply)

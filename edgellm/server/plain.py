@@ -8,10 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.reply_schemas import (
+    Detokenized,
+    Embedding,
+    EmbeddingReply,
+    Health,
+    Model,
+    ModelList,
+    Props,
+    Readiness,
+    Tokenized,
+    TokenPiece,
+)
 from edgellm.server.schemas import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from edgellm.server.service import Service, in_thread
 
@@ -24,7 +36,7 @@ def _service(http: HttpRequest) -> Service:
 # ---- models --------------------------------------------------------------------------------------
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service) -> Model:
     llm = service.engine.llm
     return {
         "id": service.model, "object": "model", "created": service.created, "owned_by": "edgellm",
@@ -34,7 +46,8 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 async def models(http: HttpRequest) -> Response:
-    return JSONResponse({"object": "list", "data": [_model(_service(http))]})
+    reply: ModelList = {"object": "list", "data": [_model(_service(http))]}
+    return JSONResponse(reply)
 
 
 async def model(http: HttpRequest) -> Response:
@@ -49,13 +62,16 @@ async def model(http: HttpRequest) -> Response:
 async def tokenize(http: HttpRequest) -> Response:
     llm = _service(http).engine.llm
     body = await read(http, TokenizeRequest)
-    tokens: list[Any] = await in_thread(
+    tokens = await in_thread(
         lambda: llm.tokenize(body.content, body.add_special, body.parse_special)
     )
+    reply: Tokenized = {"tokens": tokens}
     if body.with_pieces:
-        tokens = [{"id": token, "piece": _piece(llm.tokenizer.piece(token, True))}
-                  for token in tokens]  # fmt: skip
-    return JSONResponse({"tokens": tokens})
+        pieces: list[TokenPiece] = [
+            {"id": token, "piece": _piece(llm.tokenizer.piece(token, True))} for token in tokens
+        ]
+        reply = {"tokens": pieces}
+    return JSONResponse(reply)
 
 
 def _piece(raw: bytes) -> str | list[int]:
@@ -71,7 +87,8 @@ async def detokenize(http: HttpRequest) -> Response:
     body = await read(http, DetokenizeRequest)
     if any(token >= llm.n_vocab for token in body.tokens):
         raise ApiError(400, f"tokens: the vocabulary has {llm.n_vocab}.", param="tokens")
-    return JSONResponse({"content": llm.detokenize(body.tokens)})
+    reply: Detokenized = {"content": llm.detokenize(body.tokens)}
+    return JSONResponse(reply)
 
 
 # ---- embeddings ----------------------------------------------------------------------------------
@@ -99,29 +116,30 @@ async def embeddings(http: HttpRequest) -> Response:
     prompts, vectors = await embed(service, [given] if single else list(given))
     if body.dimensions is not None and body.dimensions != vectors.shape[1]:
         raise unsupported(f"dimensions: this model has {vectors.shape[1]}.", "dimensions")
-    data = []
+    data: list[Embedding] = []
     for i, vector in enumerate(vectors):
         packed = base64.b64encode(vector.astype("<f4").tobytes()).decode()
         value = packed if body.encoding_format == "base64" else vector.tolist()
         data.append({"object": "embedding", "index": i, "embedding": value})
     n = sum(map(len, prompts))
-    usage = {"prompt_tokens": n, "total_tokens": n}
-    return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+    reply: EmbeddingReply = {
+        "object": "list", "data": data, "model": name,
+        "usage": {"prompt_tokens": n, "total_tokens": n},
+    }  # fmt: skip
+    return JSONResponse(reply)
 
 
 # ---- the server itself ---------------------------------------------------------------------------
 
 
-async def root(http: HttpRequest) -> Response:
-    """Ollama's programs ask here whether there is a server."""
-    return PlainTextResponse("edgellm is at your service.")
+_OK: Health = {"status": "ok"}
 
 
 async def health(http: HttpRequest) -> Response:
     """llama-server's."""
     engine = _service(http).engine
     if engine.is_ready and not _service(http).is_draining:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse(_OK)
     return ApiError(503, "The server is not ready.").response()
 
 
@@ -129,7 +147,7 @@ async def livez(http: HttpRequest) -> Response:
     """Whether the process works: its engine's thread runs and makes progress."""
     engine = _service(http).engine
     if engine.is_alive and not engine.is_stalled:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse(_OK)
     return ApiError(503, "The engine does not work.").response()
 
 
@@ -140,14 +158,15 @@ async def readyz(http: HttpRequest) -> Response:
     waiting = max(0, n_open - seats)
     has_room = n_open < seats + service.max_queue
     if service.engine.is_ready and not service.is_draining and has_room:
-        return JSONResponse({"status": "ok", "waiting": waiting})
+        reply: Readiness = {"status": "ok", "waiting": waiting}
+        return JSONResponse(reply)
     return ApiError(503, "The server is not ready.").response()
 
 
 async def props(http: HttpRequest) -> Response:
     service = _service(http)
     llm, defaults = service.engine.llm, service.defaults
-    return JSONResponse({
+    reply: Props = {
         "default_generation_settings": {
             "n_ctx": llm.n_ctx, "temperature": defaults.temperature, "top_k": defaults.top_k,
             "top_p": defaults.top_p, "min_p": defaults.min_p,
@@ -156,4 +175,5 @@ async def props(http: HttpRequest) -> Response:
         "model_alias": service.model,
         "chat_template": llm.chat_template or "",
         "build_info": "edgellm",
-    })  # fmt: skip
+    }  # fmt: skip
+    return JSONResponse(reply)

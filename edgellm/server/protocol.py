@@ -11,7 +11,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgellm.server.errors import ApiError
+from edgellm.server.errors import ApiError, openai_error
 
 HEADER_SECONDS = 10.0
 STALLED_SECONDS = 60.0  # in which a reader has to take what lies ready for it
@@ -102,7 +102,7 @@ class PatientOnce(H11Protocol):
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             error = ApiError(400, "The request cannot be understood.")
-            body = json.dumps(error.body()).encode()
+            body = json.dumps(openai_error(error)).encode()
             headers = [("content-type", "application/json"), ("connection", "close"),
                        ("content-length", str(len(body)))]  # fmt: skip
             response = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
@@ -136,7 +136,7 @@ def limited(most_connections: int | None, most_per_client: int | None) -> type[P
 def _full() -> bytes:
     """An answer to a connection that is one too many."""
     error = ApiError(503, "Too many connections are open; try again later.")
-    body = json.dumps(error.body()).encode()
+    body = json.dumps(openai_error(error)).encode()
     headers = {"content-type": "application/json", "content-length": len(body),
                "connection": "close", **error.headers}  # fmt: skip
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal, cast
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from edgellm.server import sse
-from edgellm.server.body import read
+from edgellm.server.body import Body, read
 from edgellm.server.chat_turn import Turn, begin
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.replies import new_id
-from edgellm.server.responses_schemas import Item, ResponsesRequest
+from edgellm.server.responses_schemas import (
+    TEXTS,
+    Cut,
+    Fault,
+    Item,
+    ResponseHead,
+    ResponseReply,
+    ResponsesPart,
+    ResponsesRequest,
+    ResponseStatus,
+    ResponseUsage,
+)
 from edgellm.server.schemas import (
     ChatMessage,
     ChatRequest,
@@ -24,7 +35,6 @@ from edgellm.server.schemas import (
     NamedFunction,
     NamedTool,
     ResponseFormat,
-    TextPart,
     Tool,
     ToolCall,
 )
@@ -136,14 +146,11 @@ def _add(mine: ChatMessage, item: Item, where: str, names: dict[str, str]) -> No
         mine.content = _text(item.content, f"{where}.content")
 
 
-_TEXTS = ("text", "input_text", "output_text", "refusal", "reasoning_text", "summary_text")
-
-
-def _text(content: str | list[TextPart] | None, where: str) -> str:
+def _text(content: str | list[ResponsesPart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for j, part in enumerate(content):
-        if part.type not in _TEXTS:
+        if part.type not in TEXTS:
             raise unsupported(f"{where}.{j}: parts of type {part.type!r:.40} are not supported, "
                               "only text.", f"{where}.{j}.type")  # fmt: skip
     return "".join(part.text or "" for part in content)
@@ -234,25 +241,27 @@ class _Items:
         return found if self._kind == "function_call" else {**found, "content_index": 0}
 
 
+def _given(asked: Body) -> Any:
+    """A part of the request as the reply repeats it."""
+    return asked.model_dump(exclude_none=True, by_alias=True)
+
+
 class _Answer:
     def __init__(self, body: ResponsesRequest, turn: Turn) -> None:
         self._turn, self._items = turn, _Items()
-        given = body.model_dump(
-            include={"instructions", "metadata", "max_output_tokens", "text", "reasoning",
-                     "tools"},
-            exclude_none=True, by_alias=True,
-        )  # fmt: skip
         params = turn.sequence.params
         choice = body.tool_choice or "auto"
-        self._head = {
+        self._head: ResponseHead = {
             "id": new_id("resp_"), "object": "response", "created_at": int(time.time()),
-            "model": turn.model, "error": None, "instructions": None, "metadata": {},
-            "max_output_tokens": None, "tools": [], "text": {"format": {"type": "text"}},
+            "model": turn.model, "instructions": body.instructions,
+            "metadata": body.metadata or {}, "max_output_tokens": body.max_output_tokens,
+            "tools": [_given(tool) for tool in body.tools or []],
+            "tool_choice": choice if isinstance(choice, str) else _given(choice),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "text": _given(body.text) if body.text else {"format": {"type": "text"}},
+            "reasoning": _given(body.reasoning) if body.reasoning else None,
             "previous_response_id": None, "store": False, "truncation": "disabled",
             "temperature": params.temperature, "top_p": params.top_p,
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            **given,
         }  # fmt: skip
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
@@ -272,15 +281,14 @@ class _Answer:
                         yield one
         except Exception as error:
             answer = sse.failure(error)
-            fault = {"code": str(answer.code or answer.type), "message": answer.message}
-            failed = self._response("failed") | {"error": fault}
-            yield {"type": "response.failed", "response": failed}
+            fault: Fault = {"code": str(answer.code or answer.type), "message": answer.message}
+            yield {"type": "response.failed", "response": self._response("failed", fault)}
             return
         for one in self._items.end(self._status):
             yield one
         yield {"type": f"response.{self._status}", "response": self._response(self._status)}
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> ResponseReply:
         async for _, events in self._turn.events():
             for event in events:
                 for _ in self._items.push(event):
@@ -290,18 +298,23 @@ class _Answer:
         return self._response(self._status)
 
     @property
-    def _status(self) -> str:
+    def _status(self) -> Literal["completed", "incomplete"]:
         is_cut = self._turn.sequence.finish_reason == "length"
         return "incomplete" if is_cut else "completed"
 
-    def _response(self, status: str) -> dict[str, Any]:
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+    def _response(self, status: ResponseStatus, fault: Fault | None = None) -> ResponseReply:
+        cut: Cut | None = {"reason": "max_output_tokens"} if status == "incomplete" else None
         usage = self._usage() if status in ("incomplete", "completed") else None
-        return {**self._head, "status": status, "incomplete_details": cut,
-                "output": list(self._items.output), "usage": usage,
-                **(self._turn.cache_report if usage else {})}  # fmt: skip
+        output: list[Any] = list(self._items.output)
+        reply = cast(ResponseReply, {
+            **self._head, "status": status, "error": fault, "incomplete_details": cut,
+            "output": output, "usage": usage,
+        })  # fmt: skip
+        if usage:
+            self._turn.add_cache_report(reply)
+        return reply
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> ResponseUsage:
         sequence = self._turn.sequence
         n_out = len(sequence.output)
         return {

@@ -1,4 +1,5 @@
-"""What every request has to pass before it is routed: where it comes from, whose it is, its size.
+"""What every request has to pass before it is routed: where it comes from, whose it is. And what a
+body has to be before it is read.
 
 Everything is refused that is not allowed: an API key guards every route but the public ones, a Host
 header has to be known (DNS rebinding), a browser's Origin allowed, and a body must be JSON of a
@@ -95,8 +96,6 @@ class Safety:
             raise ApiError(403, "Requests of this origin are not allowed (--cors-origin).")
         if self._digests and scope["path"] not in PUBLIC:
             self._authenticate(scope, headers)
-        if scope["method"] in ("POST", "PUT", "PATCH"):
-            self._check_body(headers)
 
     def _authenticate(self, scope: Scope, headers: Headers) -> None:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -108,23 +107,26 @@ class Safety:
             raise ApiError(401, "An API key is needed: Authorization: Bearer KEY.")
         scope.setdefault("state", {})["client"] = mine.hex()
 
-    def _check_body(self, headers: Headers) -> None:
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise ApiError(415, "The body must be JSON: Content-Type: application/json.")
-        if headers.get("content-encoding", "identity") != "identity":
-            raise ApiError(415, "The body must not be compressed.")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._guard.most_body_bytes:
-            raise too_large(self._guard)
+
+def check_body(headers: Headers, guard: Guard) -> None:
+    """That a body is JSON of a moderate size, as far as headers say so. ApiError."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "The body must be JSON: Content-Type: application/json.")
+    if headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "The body must not be compressed.")
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > guard.most_body_bytes:
+        raise too_large(guard)
 
 
 def too_large(guard: Guard) -> ApiError:
     return ApiError(413, f"The body is larger than {guard.most_body_bytes:,} bytes.")
 
 
-async def read_body(receive: Receive, guard: Guard) -> bytes:
+async def read_body(headers: Headers, receive: Receive, guard: Guard) -> bytes:
     """The whole body, within its size and time. ApiError."""
+    check_body(headers, guard)
     parts: list[bytes] = []
     size, begun = 0, asyncio.get_running_loop().time()
     try:

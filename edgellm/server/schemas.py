@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from edgellm.server.body import Body
+
+
+def _mirostat(version: int) -> int:
+    if version not in (0, 2):
+        raise ValueError("Input should be 0 or 2")
+    return version
+
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -18,6 +25,12 @@ CacheReportWanted = Annotated[
     bool | None,
     Field(description="Say what the prefix cache had of the prompt (cache_report of the reply)."),
 ]
+# What a field may be is told here as far as it can be; what is refused with a sentence of its own
+# has a wider type.
+Mirostat = Annotated[int, AfterValidator(_mirostat), WithJsonSchema({"enum": [0, 2]})]
+MaxTokens = Annotated[int, Field(ge=-1), WithJsonSchema({"type": "integer", "anyOf": [
+    {"minimum": 1}, {"const": -1}]})]  # fmt: skip
+NoImages = Annotated[list[str], WithJsonSchema({"type": "array", "maxItems": 0})]
 _SEED = Field(default=None, ge=-(1 << 63), lt=1 << 63)
 
 
@@ -47,7 +60,7 @@ class Sampled(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=8)
-    max_tokens: int | None = Field(default=None, ge=-1)
+    max_tokens: MaxTokens | None = None
     stop: Stop | None = None
     seed: int | None = _SEED
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -68,7 +81,7 @@ class Sampled(Body):
     dry_penalty_last_n: int | None = Field(default=None, ge=-1, lt=1 << 31)
     dynatemp_range: float | None = Field(default=None, ge=0)
     dynatemp_exponent: float | None = Field(default=None, ge=0)
-    mirostat: Literal[0, 2] | None = None
+    mirostat: Mirostat | None = None
     mirostat_tau: float | None = Field(default=None, ge=0)
     mirostat_eta: float | None = Field(default=None, ge=0)
     samplers: list[str] | None = Field(default=None, max_length=32)
@@ -92,7 +105,7 @@ class Sampled(Body):
 
 
 class TextPart(Body):
-    type: str
+    type: Annotated[str, WithJsonSchema({"enum": ["text", "input_text", "refusal"]})]
     text: str | None = None
 
 
@@ -129,7 +142,7 @@ class Tool(Body):
 
 
 class NamedFunction(Body):
-    name: str
+    name: str = Field(min_length=1)
 
 
 class NamedTool(Body):
@@ -139,7 +152,7 @@ class NamedTool(Body):
 
 class ChatRequest(Sampled):
     messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
-    max_completion_tokens: int | None = Field(default=None, ge=-1)
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     tools: list[Tool] | None = Field(default=None, max_length=512)
@@ -155,6 +168,7 @@ class ChatRequest(Sampled):
 
 class CompletionRequest(Sampled):
     prompt: str | list[str] | Tokens | list[Tokens]
+    max_tokens: Annotated[int, Field(ge=-1)] | None = None  # 0 with echo
     suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -171,7 +185,7 @@ class InfillRequest(Sampled):
     input_suffix: str = ""
     input_extra: list[ExtraFile] | None = Field(default=None, max_length=256)
     prompt: str | None = None
-    n_predict: int | None = Field(default=None, ge=-1)
+    n_predict: MaxTokens | None = None
 
 
 class EmbeddingRequest(Body):

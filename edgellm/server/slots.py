@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -19,6 +18,7 @@ from edgellm.loop import Seat
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError
 from edgellm.server.parameters import salt_of
+from edgellm.server.reply_schemas import Slot, SlotDone
 from edgellm.server.schemas import SlotRequest
 from edgellm.server.service import Service, in_thread
 from edgellm.session import NAME, RESERVED
@@ -31,11 +31,11 @@ async def slots(http: HttpRequest) -> Response:
     running, n = {s.row: s for s in engine.running}, engine.llm.max_num_seqs
     if http.query_params.get("fail_on_no_slot") and len(running) >= n:
         return ApiError(503, "No slot is free.").response()
-    found: list[dict[str, Any]] = [{"id": i, "is_processing": i in running} for i in range(n)]
+    found: list[Slot] = [{"id": i, "is_processing": i in running} for i in range(n)]
     for i, s in running.items():
         if 0 <= i < n:
-            found[i] |= {"n_prompt": s.n_prompt, "n_computed": s.n_computed,
-                         "n_decoded": len(s.tokens) - s.n_prompt}  # fmt: skip
+            found[i]["n_prompt"], found[i]["n_computed"] = s.n_prompt, s.n_computed
+            found[i]["n_decoded"] = len(s.tokens) - s.n_prompt
     return JSONResponse(found)
 
 
@@ -55,10 +55,11 @@ async def act(http: HttpRequest) -> Response:
     seat = llm.seats.get(int(number), Seat([], client))
     if not seat.salt.startswith(client):  # what another client's requests left there
         seat = Seat([], client)
-    done: dict[str, Any] = {"id_slot": int(number)}
+    done: SlotDone = {"id_slot": int(number)}
     if action == "erase":
         n = await in_thread(lambda: llm.erase_cache(*seat)) if seat.tokens else 0
-        return JSONResponse({**done, "n_erased": n})
+        done["n_erased"] = n
+        return JSONResponse(done)
     path = _path(folder, client, body.filename)
     begun = time.perf_counter()
     try:
@@ -66,16 +67,17 @@ async def act(http: HttpRequest) -> Response:
             if not path.is_file():
                 raise ApiError(404, "There is no such file.", param="filename")
             n = await in_thread(lambda: llm.load_cache(path, salt))
-            counts = {"n_restored": n, "n_read": path.stat().st_size}
+            done["n_restored"], done["n_read"] = n, path.stat().st_size
         else:
             if not seat.tokens:
                 raise ApiError(400, "No request of yours has ended in this slot.")
             n = await in_thread(lambda: llm.save_cache(path, *seat))
-            counts = {"n_saved": n, "n_written": path.stat().st_size}
+            done["n_saved"], done["n_written"] = n, path.stat().st_size
     except KVFileError as error:  # its path is nobody's business
         raise ApiError(400, str(error).replace(str(path), path.name), param="filename") from None
-    timings = {f"{action}_ms": 1e3 * (time.perf_counter() - begun)}
-    return JSONResponse({**done, "filename": path.name, **counts, "timings": timings})
+    done["filename"] = path.name
+    done["timings"] = {f"{action}_ms": 1e3 * (time.perf_counter() - begun)}
+    return JSONResponse(done)
 
 
 def _path(folder: Path, client: str, name: str | None) -> Path:

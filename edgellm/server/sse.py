@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from starlette.responses import StreamingResponse
+from typing_extensions import TypedDict
 
-from edgellm.server.errors import ApiError, anthropic_error, api_error, ollama_error
+from edgellm.server.errors import (
+    ApiError,
+    anthropic_error,
+    api_error,
+    ollama_error,
+    openai_error,
+)
 from edgellm.server.service import log
 
 KEEP_ALIVE_SECONDS = 15.0
+EVENT_STREAM = "text/event-stream"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def encode(data: dict[str, Any], event: str | None = None) -> bytes:
+def encode(data: Mapping[str, Any], event: str | None = None) -> bytes:
     """One event."""
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
-def _named(data: dict[str, Any]) -> bytes:
+def _named(data: Mapping[str, Any]) -> bytes:
     return encode(data, data["type"])
 
 
-def _line(data: dict[str, Any]) -> bytes:
+def _line(data: Mapping[str, Any]) -> bytes:
     return f"{json.dumps(data, ensure_ascii=False)}\n".encode()
 
 
@@ -35,18 +43,32 @@ def _line(data: dict[str, Any]) -> bytes:
 class Form:
     """How a protocol streams: one object, an error, the end, and what is said in silence."""
 
-    encode: Callable[[dict[str, Any]], bytes] = encode
-    error: Callable[[ApiError], dict[str, Any]] = ApiError.body
+    encode: Callable[[Mapping[str, Any]], bytes] = encode
+    error: Callable[[ApiError], Any] = openai_error
     end: bytes = b""
     idle: bytes = b":\n\n"
-    media_type: str = "text/event-stream"
+    media_type: str = EVENT_STREAM
+
+    @property
+    def is_named(self) -> bool:
+        """Whether events have a name besides their data."""
+        return self.encode is _named
 
 
-def _responses_error(error: ApiError) -> dict[str, Any]:
+class ResponsesError(TypedDict):
+    type: Literal["error"]
+    code: str
+    message: str
+    param: str | None
+    sequence_number: int
+
+
+def _responses_error(error: ApiError) -> ResponsesError:
     return {"type": "error", "code": str(error.code or error.type), "message": error.message,
             "param": error.param, "sequence_number": 0}  # fmt: skip
 
 
+PLAIN = Form()
 OPENAI = Form(end=b"data: [DONE]\n\n")
 ANTHROPIC = Form(_named, anthropic_error, idle=_named({"type": "ping"}))
 RESPONSES = Form(_named, _responses_error)
@@ -54,7 +76,7 @@ RESPONSES = Form(_named, _responses_error)
 OLLAMA = Form(_line, ollama_error, idle=b" ", media_type="application/x-ndjson")
 
 
-def response(events: AsyncIterator[dict[str, Any]], form: Form = OPENAI) -> StreamingResponse:
+def response(events: AsyncIterator[Mapping[str, Any]], form: Form = OPENAI) -> StreamingResponse:
     """The events and the end; or an error, and the end."""
     headers = dict(_HEADERS)
     return StreamingResponse(_bytes(events, form), media_type=form.media_type, headers=headers)
@@ -68,9 +90,9 @@ def failure(error: Exception) -> ApiError:
     return answer
 
 
-async def _bytes(events: AsyncIterator[dict[str, Any]], form: Form) -> AsyncIterator[bytes]:
+async def _bytes(events: AsyncIterator[Mapping[str, Any]], form: Form) -> AsyncIterator[bytes]:
     iterator = aiter(events)
-    coming: asyncio.Task[dict[str, Any]] | None = None
+    coming: asyncio.Task[Mapping[str, Any]] | None = None
     try:
         while True:
             coming = asyncio.ensure_future(anext(iterator))

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from contract import Contract
 
 from edgellm import LLM
 from edgellm.conversation import template_of
@@ -27,7 +28,8 @@ TEMPLATE = (
 
 
 class Running:
-    """``http`` asks it, ``llm`` is what runs behind it."""
+    """``http`` asks it and checks that replies are what its OpenAPI document says; ``llm`` is what
+    runs behind it."""
 
     def __init__(self, path: Path, guard: Guard, app: dict[str, Any], **options: Any) -> None:
         connections = options.pop("connections", ())
@@ -46,7 +48,10 @@ class Running:
         self._thread.start()
         while not self._server.started:
             time.sleep(0.01)
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        contract = Contract(application.state.openapi)
+        self.http = httpx.Client(
+            base_url=self.url, timeout=60, event_hooks={"response": [_read, contract.check]}
+        )
 
     def post(self, path: str, body: dict[str, Any], **more: Any) -> httpx.Response:
         return self.http.post(path, json=body, **more)
@@ -69,6 +74,12 @@ class Running:
         self._socket.close()
         self.engine.close()
         self.llm.close()
+
+
+def _read(reply: httpx.Response) -> None:
+    """Whole, so that it can be checked, where it is not a stream."""
+    if reply.headers.get("content-type") == "application/json":
+        reply.read()
 
 
 @pytest.fixture(scope="session")

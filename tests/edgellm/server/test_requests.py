@@ -3,14 +3,11 @@ and answers that are begun."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from anthropic import Anthropic
-
-from edgellm.server.safety import Guard
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ASK = [{"role": "user", "content": "hello"}]
@@ -197,9 +194,6 @@ def test_what_cannot_be_gone_on_with(server: Any, path: str, body: dict[str, Any
 # ---- is anybody there ----------------------------------------------------------------------------
 
 
-def test_ollamas_question(server: Any, start: Callable[..., Any]) -> None:
+def test_ollamas_question(server: Any) -> None:
+    """Its programs ask HEAD / whether there is a server."""
     assert server.http.head("/").status_code == 200 and not server.http.head("/").content
-    answer = server.http.get("/")
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain")
-    assert json.dumps(answer.text) != '""'
-    assert start(Guard(keys=("a",))).http.head("/").status_code == 401
