@@ -156,8 +156,8 @@ def test_every_method_of_every_path(start: Callable[..., Any], keys: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/v1/nothing", "/health/", "/v1/models/", "/v1/messages/x", "/api/x", "/a//",
-             "/v1/chat/completions/", "/%00", "/%2e%2e/etc/passwd"],
+    "path", ["/nothing", "/v1/nothing", "/health/", "/v1/models/", "/v1/messages/x", "/api/x",
+             "/a//", "/v1/chat/completions/", "/%00", "/%2e%2e/etc/passwd"],
 )  # fmt: skip
 def test_paths_that_are_not_there(server: Any, path: str) -> None:
     for method in ("GET", "POST", "HEAD", "OPTIONS", "DELETE"):
