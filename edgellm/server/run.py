@@ -23,6 +23,7 @@ from edgellm.server.service import Service
 
 DRAIN_SECONDS = 30
 _KEEP_ALIVE_SECONDS = 30
+_SEND_BUFFER = 256 << 10  # bytes
 
 
 def serve(
@@ -56,7 +57,7 @@ def serve(
         service, guard, strict=strict, vllm_metrics=vllm_metrics, drain_seconds=DRAIN_SECONDS
     )
     config = configured(app, max_connections, max_connections_per_client)
-    listening = _listen(*address)
+    listening = listen(*address)
     host, port = listening.getsockname()[:2]
     say(f"{model}, {llm.n_ctx:,} tokens of context, at http://{host}:{port}/v1 (Ctrl-C ends).")
     try:
@@ -92,12 +93,14 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Bound before anything is promised, so that a taken port is one sentence."""
+def listen(host: str, port: int) -> socket.socket:
+    """Bound before anything is promised, so that a taken port is one sentence. What a client does
+    not read is kept in the system's buffer of its connection, which inherits its size from here."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         listening.bind((host, port))
         listening.listen(2048)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from edgellm import LLM
 from edgellm.conversation import template_of
 from edgellm.engine import AsyncLLM
 from edgellm.server.app import make_app
-from edgellm.server.run import configured
+from edgellm.server.run import configured, listen
 from edgellm.server.safety import Guard
 from edgellm.server.service import Service
 
@@ -41,7 +40,7 @@ class Running:
         self.service = Service(self.engine, "tiny", template, **service_options)
         application = make_app(self.service, guard, drain_seconds=0, **app)
         self._server = uvicorn.Server(configured(application, *connections))
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
         self._thread.start()

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -319,3 +322,31 @@ def test_a_fault_of_ours_tells_the_client_nothing(
     assert answer.status_code == 500 and "secret" not in answer.text
     [record] = [r for r in caplog.records if r.name == "edgellm.server"]
     assert record.exc_info and not any(c in record.getMessage() for c in "\x1b\n")
+
+
+# ---- S01, S07: how it is started -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--host", "0.0.0.0"), "--api-key-file"), (("--host", "::"), "--insecure"),
+        (("--api-key-file", "none.txt"), "--api-key-file"),
+        (("--slot-save-path", "none"), "--slot-save-path"),
+    ],
+)  # fmt: skip
+def test_what_it_is_not_started_with(
+    tiny_model: Callable[..., Any], tmp_path: Any, flags: tuple[str, ...], said: str
+) -> None:
+    """S01: other machines are let in with a key only. S07: keys are no argument."""
+    run = [sys.executable, "-m", "edgellm", "serve", str(tiny_model("llama")), "--port", "0"]
+    environment = {k: v for k, v in os.environ.items() if k != "LLAMA_API_KEY"}
+    done = subprocess.run(
+        [*run, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+    refused = subprocess.run(
+        [*run, "--api-key", "secret"], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert refused.returncode == 2
