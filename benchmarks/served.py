@@ -17,7 +17,8 @@ class Served:
     """Runs ``command`` until the block is left. ``port`` is where it listens."""
 
     def __init__(self, command: list[str]) -> None:
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True)
         assert self._process.stderr is not None
         lines = self._process.stderr
         for line in lines:
@@ -35,6 +36,12 @@ class Served:
     def __exit__(self, *error: object) -> None:
         self._process.terminate()
         self._process.wait()
+
+    def say(self, text: str) -> None:
+        """Into the process's input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(text)
+        self._process.stdin.flush()
 
     @property
     def private_bytes(self) -> int:

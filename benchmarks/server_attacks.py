@@ -127,56 +127,62 @@ async def read_all(server: Served) -> None:
         pass
 
 
-async def stall(server: Served) -> float:
-    """Seconds until the server gives up a client that reads nothing."""
+async def stall(server: Served) -> None:
+    """Ask for much, and read nothing of it."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.setblocking(False)
-    loop, begun = asyncio.get_running_loop(), time.perf_counter()
+    loop = asyncio.get_running_loop()
     await loop.sock_connect(raw, ("127.0.0.1", server.port))
     await loop.sock_sendall(raw, server.head("/v1/completions", LONG))
-    while True:  # an abort is seen as soon as something is sent
-        await asyncio.sleep(0.5)
-        try:
-            raw.send(b"\r\n")
-        except BlockingIOError:
-            pass
-        except OSError:
-            raw.close()
-            return time.perf_counter() - begun
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        raw.close()
+
+
+async def aborted(server: Served) -> int:
+    """How many requests the server has given up so far."""
+    async for line in server.lines("/metrics", None):
+        if line.startswith(b"edgellm:request_success_total") and b'"abort"' in line:
+            return int(float(line.split()[-1]))
+    return 0
 
 
 async def beside(
     server: Served, others: list[Coroutine[Any, Any, Any]], seconds: float
-) -> tuple[list[float], int, list[Any]]:
-    """(gaps of four streams, most memory that was added, what the others came to)."""
-    before, most = server.private_bytes, 0
+) -> tuple[list[float], int, list[float]]:
+    """(gaps of four streams, most memory that was added, after how many seconds others were given
+    up)."""
+    await asyncio.sleep(1.0)  # what came before is over
+    before, most, begun = server.private_bytes, 0, time.perf_counter()
+    n_before, given_up = await aborted(server), list[float]()
     tasks = [asyncio.create_task(other) for other in others]
 
     async def watch() -> None:
         nonlocal most
         while True:
             most = max(most, server.private_bytes - before)
-            await asyncio.sleep(0.2)
+            new = await aborted(server) - n_before - len(given_up)
+            given_up.extend([time.perf_counter() - begun] * new)
+            await asyncio.sleep(0.5)
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(1.0)
     measured = await asyncio.gather(*(gaps(server, seconds, i) for i in range(4)))
     watching.cancel()
     for task in tasks:
-        if not task.done():
-            task.cancel()
-    ended = await asyncio.gather(*tasks, return_exceptions=True)
-    return [gap for found in measured for gap in found], most, ended
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [gap for found in measured for gap in found], most, given_up
 
 
 async def readers(server: Served, n: int) -> bool:
     await beside(server, [read_all(server) for _ in range(n)], 20.0)  # buffers and pools grow
     read, read_bytes, _ = await beside(server, [read_all(server) for _ in range(n)], 20.0)
-    stalled, stalled_bytes, ended = await beside(server, [stall(server) for _ in range(n)], 90.0)
+    stalled, stalled_bytes, given_up = await beside(server, [stall(server) for _ in range(n)], 90.0)
     ratio = percentile(stalled, 99) / percentile(read, 99)
     more = max(0, stalled_bytes - read_bytes)
-    given_up = [seconds for seconds in ended if isinstance(seconds, float)]
     print(f"gaps P50 / P99: {1e3 * percentile(read, 50):.1f} / {1e3 * percentile(read, 99):.1f} ms "
           f"beside {n} readers, {1e3 * percentile(stalled, 50):.1f} / "
           f"{1e3 * percentile(stalled, 99):.1f} ms beside {n} that stall: ratio {ratio:.2f} "

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import weakref
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -125,6 +126,7 @@ class AsyncLLM:
             raise EdgeLLMError("A prompt is a text, a list of token ids, or a list of those.")
         one = isinstance(prompts, str) or (len(prompts) > 0 and is_tokens(prompts))
         options = options or RequestOptions(priority="interactive" if one else "batch")
+        options = replace(options, most_pieces=None)  # none is taken before the end
         requests: list[Request] = []
         try:
             for prompt in [prompts] if one else prompts:

@@ -24,6 +24,7 @@ from edgellm.sequence import Piece, Sequence
 from edgellm.turns import Turns
 
 _REST = 0.001  # seconds between steps that found nothing to compute although requests wait
+_SLOW_READERS = 0.02  # the same, while all that runs waits for readers
 _JOIN = 10.0  # seconds that the end of the process waits for the thread
 
 
@@ -154,10 +155,11 @@ class EngineThread:
                 computed = self._step()
                 self._deliver()
                 if not computed and self._open:
+                    seconds = _REST
                     if self.llm.scheduler.is_resting:  # readers are slow, not the engine
-                        self._progress = time.perf_counter()
+                        self._progress, seconds = time.perf_counter(), _SLOW_READERS
                     with self._condition:
-                        self._condition.wait(_REST)
+                        self._condition.wait(seconds)
         except EngineError as reason:
             error = reason
         except BaseException as reason:  # a fault of ours: requests must not wait for ever

@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
@@ -319,6 +320,7 @@ class LLM:
         params = params or SamplingParams()
         several: Any = [prompts] if one else prompts
         options = options or RequestOptions(priority="interactive" if one else "batch")
+        options = replace(options, most_pieces=None)  # none is taken before the end
         requests: list[list[Sequence]] = []
         try:
             for prompt in several:

@@ -15,7 +15,8 @@ class RequestOptions:
     """``priority``: "interactive" goes before "batch". The timeouts are seconds since the request
     arrived: until it is begun, until its first token, until its end; a request that exceeds one
     ends with RequestTimeout. Only requests with the same ``cache_salt`` share what was computed.
-    With ``most_pieces`` a request rests while its reader has left so many pieces untaken.
+    With ``most_pieces`` a request rests while its reader has left so many pieces untaken; it is for
+    streams, and who waits for the end before taking any would wait for ever.
     ``report_progress``: pieces that tell how far the prompt is read come before the first token.
     """
 
@@ -32,6 +33,9 @@ class RequestOptions:
             raise EdgeLLMError(f"priority must be {' or '.join(LANES)}, not {self.priority!r}.")
         if not isinstance(self.cache_salt, str):
             raise EdgeLLMError(f"cache_salt must be text, not {self.cache_salt!r}.")
+        most = self.most_pieces
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise EdgeLLMError(f"most_pieces must be a whole number of at least 1, not {most!r}.")
         for name in ("queue_timeout", "first_token_timeout", "timeout"):
             value = getattr(self, name)
             if value is None:

@@ -6,6 +6,7 @@ words on both sides as well (they are its own, or those of others with its key a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -72,9 +73,10 @@ def remark(
 
     def said() -> str:
         sequence, report = request.choices[0], llm.cache_report(request.choices[0])
-        seconds = (sequence.finished or sequence.arrived) - sequence.arrived
+        seconds = (sequence.finished or time.perf_counter()) - sequence.arrived
+        reason = sequence.finish_reason or "abort"  # which the engine may not have seen yet
         n_out = sum(len(choice.output) for choice in request.choices)
-        line = f"{path}: {sequence.finish_reason}, {n_out} tokens in {seconds:.2f} s"
+        line = f"{path}: {reason}, {n_out} tokens in {seconds:.2f} s"
         if report is None:
             return f"{line}; it was not begun"
         line += f"; {sequence.n_cached} of {sequence.n_prompt} prompt tokens were cached"

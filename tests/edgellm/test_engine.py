@@ -711,3 +711,44 @@ def test_a_score_that_loses_its_room_may_be_tried_again(tiny_model: Callable[...
         remove()
         assert all(isinstance(error, EngineError) for error in errors)
         assert llm.is_idle and llm.runner.cache.faults() == [] and llm.metrics.faults == 0
+
+
+# ---- readers that are behind, and progress ----------------------------------------------------
+
+
+def test_a_request_rests_while_its_reader_is_behind(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    expected = llm.generate("abc", params).tokens
+    with AsyncLLM(llm, stall_seconds=0.2) as engine:
+        request = engine.submit("abc", params, RequestOptions(most_pieces=5))
+        sequence = request.choices[0]
+        wait_until(lambda: sequence.is_resting)
+        stalls = llm.metrics.stalls
+        time.sleep(0.5)
+        assert len(sequence.tokens) == sequence.n_prompt + 5
+        assert engine.is_ready and llm.metrics.stalls == stalls  # the engine is not to blame
+        assert engine.submit("other", GREEDY).wait(timeout=10)
+        assert [p.token for p in request if p.token is not None] == expected
+        given_up = engine.submit("abc", params, RequestOptions(most_pieces=5))
+        wait_until(lambda: given_up.choices[0].is_resting)
+        engine.abort(given_up)
+        assert given_up.wait(timeout=10)
+    # who waits for the end takes no pieces before it
+    assert llm.generate("abc", params, RequestOptions(most_pieces=5)).tokens == expected
+    assert llm.is_idle
+
+
+def test_progress_of_a_prompt(tiny_model: Callable[..., Path]) -> None:
+    with LLM(tiny_model("llama"), n_ctx=512, max_num_batched_tokens=64) as llm:
+        options = RequestOptions(report_progress=True)
+        plain = llm.generate("x" * 200, GREEDY)
+        told = [piece.progress for piece in llm.stream("y" * 200, GREEDY, options)]
+        assert [p.n_read for p in told if p is not None] == [0, 64, 128, 192, 200]
+        done = llm.generate("x" * 200, GREEDY, options)
+        assert (done.text, done.tokens) == (plain.text, plain.tokens)
+
+
+@pytest.mark.parametrize("most", [0, -1, True, 1.5, "5"])
+def test_a_number_of_pieces_that_is_none(most: Any) -> None:
+    with pytest.raises(EdgeLLMError, match="most_pieces"):
+        RequestOptions(most_pieces=most)

@@ -1,11 +1,12 @@
-"""What requests can ask of the model besides its text: control tokens (S14), how much it thinks,
-and answers that are begun."""
+"""What requests can hold, and ask of the model besides its text: contents (S13), control tokens
+(S14), how much it thinks, and answers that are begun."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 from anthropic import Anthropic
 
@@ -19,6 +20,61 @@ EFFORT = (
     "{% if reasoning_effort is defined %}<{{ reasoning_effort }}>{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
 )
+
+
+# ---- S13, S16: contents and names ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("a", "a"), ("", ""), (None, ""), ([], ""), ([{"type": "text", "text": "a"}], "a"),
+     ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab")],
+)  # fmt: skip
+def test_contents_have_a_meaning(server: Any, content: Any, text: str) -> None:
+    """S13"""
+    body = {"messages": [{"role": "user", "content": content}]}
+    prompt = server.post("/apply-template", body).json()["prompt"]
+    assert prompt == f"<|user|>{text}</s><|assistant|>"
+    assert server.post(CHAT, {**body, "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"role": "user", "content": 1}, {"role": "user", "content": [{"type": "video", "text": "a"}]},
+     {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
+     {"role": "user", "content": [{"type": "text"}]}, {"role": "root", "content": "a"},
+     {"content": "a"}, {"role": "user", "content": [["a"]]}, "a", None],
+)  # fmt: skip
+def test_contents_that_have_none(server: Any, message: Any) -> None:
+    """S13, S19"""
+    answer = server.post(CHAT, {"messages": [message], "max_tokens": 1})
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("messages.0")
+
+
+def test_names_stay_out_of_heads(server: Any) -> None:
+    """S16: nothing that a client wrote is in the head of an answer."""
+    name = "tiny\r\nx-evil: 1"
+    for answer in (
+        server.post(CHAT, {"messages": ASK, "model": name, "user": name}),
+        server.http.get("/v1/models/tiny%0d%0ax-evil:%201"),
+        server.post(f"/slots/0?action={'save%0d%0ax-evil:1'}", {"filename": name}),
+    ):
+        assert answer.status_code >= 400
+        assert set(answer.headers) <= {"date", "content-length", "content-type", "retry-after"}
+
+
+def test_requests_start_no_processes(server: Any) -> None:
+    """S24"""
+    assert server.post(CHAT, {"messages": ASK, "max_tokens": 1}).status_code == 200
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    for path, body in (
+        (CHAT, {"messages": ASK, "max_tokens": 2, "response_format": {"type": "json_object"}}),
+        (MESSAGES, {"messages": ASK, "max_tokens": 2}), ("/v1/responses", {"input": "a"}),
+        ("/api/chat", {"model": "tiny", "messages": ASK}), ("/tokenize", {"content": "a"}),
+        ("/apply-template", {"messages": ASK}), ("/slots/0?action=erase", {}),
+    ):  # fmt: skip
+        server.post(path, body)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
 
 
 # ---- S14: control tokens -------------------------------------------------------------------------

@@ -191,6 +191,7 @@ def test_small_endpoints(server: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_field_out_of_range_is_named(server: Any, change: dict[str, Any], param: str) -> None:
+    """S12, and S19: what is fetched from elsewhere is no content."""
     answer = server.post(CHAT, {"messages": ASK, **change})
     assert answer.status_code == 400 and error_of(answer)["param"] == param
 
@@ -202,6 +203,7 @@ def test_a_field_out_of_range_is_named(server: Any, change: dict[str, Any], para
      b'{"seed": ' + b"9" * 5000 + b"}"],
 )  # fmt: skip
 def test_a_body_that_is_no_request(server: Any, raw: bytes) -> None:
+    """S11"""
     answer = server.http.post(CHAT, content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     error_of(answer)
@@ -254,7 +256,7 @@ def test_unknown_fields(server: Any, start: Callable[..., Any]) -> None:
 
 
 def test_every_route_but_the_public_ones_wants_a_key(start: Callable[..., Any]) -> None:
-    """D14"""
+    """D14, S06, S07"""
     closed = start(Guard(keys=("secret", "other")))
     for route in ROUTES:
         path = route.template.replace("{name}", "tiny").replace("{id}", "0")
@@ -282,6 +284,7 @@ def test_clients_with_other_keys_share_no_cache(start: Callable[..., Any]) -> No
 
 
 def test_hosts_origins_and_bodies(server: Any, start: Callable[..., Any]) -> None:
+    """S02 to S05; S08 of bodies that do not say how long they are."""
     http = server.http
     assert http.get("/health", headers={"host": "evil.example"}).status_code == 403
     assert http.get("/health", headers={"origin": "http://evil.example"}).status_code == 403
@@ -304,7 +307,7 @@ def test_hosts_origins_and_bodies(server: Any, start: Callable[..., Any]) -> Non
 
 
 def test_a_request_of_two_lengths_is_refused(server: Any) -> None:
-    """What would be another request behind it is not read."""
+    """S10: what would be another request behind it is not read."""
     second = b"GET /slots HTTP/1.1\r\nhost: localhost\r\n\r\n"
     head = (f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             "content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n")  # fmt: skip
@@ -503,6 +506,7 @@ def test_tools_for_a_template_that_knows_none(start: Callable[..., Any]) -> None
 def test_who_says_nothing_holds_no_place(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """S09: heads have a deadline."""
     monkeypatch.setattr("edgellm.server.protocol.HEADER_SECONDS", 0.4)
     server = start(n_ctx=512)
     address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
