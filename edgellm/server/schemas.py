@@ -20,8 +20,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = StopText | Annotated[list[StopText], Field(max_length=16)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
-# What a field may be is told here as far as it can be; what is refused with a sentence of its own has
-# a wider type.
+# What a field may be is told here as far as it can be; what is refused with a sentence of its own
+# has a wider type.
 Mirostat = Annotated[int, AfterValidator(_mirostat), WithJsonSchema({"enum": [0, 2]})]
 MaxTokens = Annotated[int, Field(ge=-1), WithJsonSchema({"type": "integer", "anyOf": [
     {"minimum": 1}, {"const": -1}]})]  # fmt: skip
