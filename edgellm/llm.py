@@ -38,7 +38,6 @@ from edgellm.kernels.cpu.team import MOST_THREADS, TeamError
 from edgellm.kernels.cpu.user import UserSamplerError, compile_sampler
 from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Tensor
-from edgellm.kv_cache import NoRoom
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.loop import EngineError, Loop, Seat
 from edgellm.memory import STEP_TOKENS
@@ -51,9 +50,9 @@ from edgellm.prompts import ContextFull, Prompt, Prompts, check_positive, is_tok
 from edgellm.quant.gguf import GGUF
 from edgellm.request_options import RequestOptions
 from edgellm.runner import Run, Runner
-from edgellm.sampling import SamplingParams, log_softmax_top
+from edgellm.sampling import SamplingParams
 from edgellm.scheduler import Scheduler, SchedulerConfig
-from edgellm.sequence import Completion, Piece, Sequence, completion_of
+from edgellm.sequence import Completion, Piece, Score, Sequence, completion_of
 from edgellm.step_time import StepTime
 from edgellm.tokenizer import Tokenizer
 
@@ -180,7 +179,7 @@ class LLM:
         limits = Limits(
             n_threads=self.n_threads,
             max_tokens=max(STEP_TOKENS, max_num_seqs, whole),
-            max_out=max(LOGITS_TOKENS, max_num_seqs, whole),
+            max_out=max(LOGITS_TOKENS + max_num_seqs, whole),
             max_seqs=max_num_seqs,
             n_ctx=context.n_positions,
             n_blocks=context.n_blocks,
@@ -229,7 +228,11 @@ class LLM:
                 )
             )  # fmt: skip
         config = SchedulerConfig(
-            self.max_num_seqs, limits.max_tokens, max_num_batched_tokens, prefill_share
+            self.max_num_seqs,
+            limits.max_tokens,
+            LOGITS_TOKENS,
+            max_num_batched_tokens,
+            prefill_share,
         )
         scheduler = Scheduler(runner.cache, config, step_time, self.metrics)
         self._loop = Loop(
@@ -377,41 +380,11 @@ class LLM:
                 runner.cache.release(sequence)
         return out
 
-    def score(
-        self, token_ids: list[int], n_top: int
-    ) -> list[tuple[int, float | None, list[tuple[int, float]]]]:
+    def score(self, token_ids: list[int], n_top: int) -> list[Score]:
         """What the model thinks of a text: for each token its log-probability behind those before
-        it (None for the first) and the ``n_top`` most likely ones. Other requests go on meanwhile.
-        """
-        self._check_generates()
-        sequence = self.sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
-        tokens = sequence.tokens
-        found: list[tuple[int, float | None, list[tuple[int, float]]]] = [(tokens[0], None, [])]
-        with self._turn():
-            if not self._ready().cache.admit(sequence, reuse=False):
-                raise EngineError("No room for another sequence; try again later.")
-            self._loop.n_guests += 1
-        try:
-            for start in range(0, len(tokens) - 1, LOGITS_TOKENS):
-                n = min(LOGITS_TOKENS, len(tokens) - 1 - start)
-                with self._turn():
-                    rows = self._forward([Run(sequence, n, "all")])
-                    scored = [
-                        log_softmax_top(row, tokens[start + i + 1], n_top)
-                        for i, row in enumerate(rows)
-                    ]
-                found += [
-                    (tokens[start + i + 1], logprob, best)
-                    for i, (logprob, best) in enumerate(scored)
-                ]
-        except NoRoom:  # others have taken it meanwhile
-            raise EngineError("No room for another sequence; try again later.") from None
-        finally:
-            with self._turn():
-                self._loop.n_guests -= 1
-                if self._runner is not None:
-                    self._runner.cache.release(sequence)
-        return found
+        it (None for the first) and the ``n_top`` most likely ones."""
+        params = SamplingParams(max_tokens=0, prompt_logprobs=n_top)
+        return self.generate(token_ids, params).prompt_logprobs or []
 
     @property
     def is_encoder(self) -> bool:

@@ -53,7 +53,6 @@ class Loop:
         self._runner, self.scheduler, self._step_time = runner, scheduler, step_time
         self.metrics, self._tokenizer, self._max_positions = metrics, tokenizer, max_positions
         self.last: Sequence | None = None  # the request that finished last
-        self.n_guests = 0  # sequences in the cache that the scheduler does not know
         self.seats: dict[int, Seat] = {}
         self._n_empty, self._history = 0, PromptHistory()
 
@@ -74,7 +73,7 @@ class Loop:
             self._watch()
             return False
         self._n_empty = 0
-        runs = [Run(s, n, "last" if n == s.n_waiting else "none") for s, n in batch.items()]
+        runs = [Run(s, n, _wanted(s, n)) for s, n in batch.items()]
         scheduled = time.perf_counter()
         n_decode = sum(1 for s, n in batch.items() if n == 1 == s.n_waiting)
         n_prefill = sum(batch.values()) - n_decode
@@ -88,9 +87,10 @@ class Loop:
         i = 0
         for run in runs:
             _report_progress(run.sequence)
-            if run.wanted == "last":
-                self._update(run.sequence, rows[i])
-                i += 1
+            mine = rows[i : i + run.n_wanted]
+            i += run.n_wanted
+            if self._score(run.sequence, mine) and len(mine) and not run.sequence.n_waiting:
+                self._update(run.sequence, mine[-1])
         updated = time.perf_counter()
         self.metrics.step(
             n_decode, n_prefill, scheduled - begun, computed - scheduled, updated - computed
@@ -102,9 +102,32 @@ class Loop:
         """Tokens that end a text; the tokenizer may still be loading when the loop is made."""
         return frozenset(self._tokenizer().eog)
 
+    def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> bool:
+        """Score the prompt's tokens behind the last ones that were computed, as far as they have no
+        scores yet: a sequence that lost its room is computed again. False when that failed."""
+        if not sequence.wants_scores:
+            return True
+        first = sequence.n_computed - len(rows) + 1
+        for position in range(max(first, len(sequence.scores)), sequence.n_computed + 1):
+            if position == sequence.n_prompt:
+                break
+            token, n_top = sequence.tokens[position], sequence.params.prompt_logprobs or 0
+            try:
+                logprob, best = log_softmax_top(rows[position - first], token, n_top)
+            except Exception as error:
+                sequence.error = error
+                self.finish(sequence, "error")
+                return False
+            sequence.scores.append((token, logprob, best))
+        return True
+
     def _update(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Sample the sequence's next token and decide whether it was the last."""
         params = sequence.params
+        if params.max_tokens == 0:
+            sequence.first_token = time.perf_counter()  # the prompt is computed
+            self.finish(sequence, "length")
+            return
         try:
             token = sequence.sampler.draw(logits, sequence.tokens)
             is_complete = sequence.sampler.accept(token)
@@ -116,6 +139,8 @@ class Loop:
         sequence.first_token = sequence.first_token or now
         self.metrics.token(sequence, now)
         if token in self._eog and (params.structured or not params.ignore_eos):
+            if params.logprobs:
+                sequence.end = token, *log_softmax_top(logits, token, params.logprobs)
             self.finish(sequence, "stop")
             return
         sequence.tokens.append(token)
@@ -164,7 +189,7 @@ class Loop:
     def _watch(self) -> None:
         """Requests that wait for ever would be worse than one that fails."""
         waiting = next(iter(self.scheduler.waiting), None)
-        if waiting is None or self.scheduler.running or self.n_guests:
+        if waiting is None or self.scheduler.running:
             self._n_empty = 0
             return
         self._n_empty += 1
@@ -175,7 +200,7 @@ class Loop:
 
     def _check_accounts(self) -> None:
         """Nothing runs: then every block is free or kept. A fault is counted, not fatal."""
-        if not self.n_guests and not self._runner.cache.is_idle:
+        if not self._runner.cache.is_idle:
             self.metrics.faults += 1
 
 
@@ -184,3 +209,10 @@ def _report_progress(sequence: Sequence) -> None:
     with the first."""
     if sequence.options.report_progress and not sequence.first_token and not sequence.choice:
         sequence.pieces.append(Piece("", None, progress=sequence.progress))
+
+
+def _wanted(sequence: Sequence, n_tokens: int) -> str:
+    """Whose logits of a run are needed (see Run)."""
+    if sequence.wants_scores:
+        return "all"
+    return "last" if n_tokens == sequence.n_waiting else "none"

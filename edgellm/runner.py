@@ -27,6 +27,10 @@ class Run:
     n_tokens: int
     wanted: str  # "none", "last" or "all"
 
+    @property
+    def n_wanted(self) -> int:
+        return {"none": 0, "last": 1, "all": self.n_tokens}[self.wanted]
+
 
 class Runner:
     """Owns the program and the cache of one model; ``forward`` is one step."""
@@ -114,7 +118,7 @@ class Runner:
                 raise NoRoom("The key-value cache has no room for the step (-c).")
             tokens += sequence.tokens[first : first + n]
             spans.append((row, n, first, sequence.row))
-            n_wanted = {"none": 0, "last": 1, "all": n}[run.wanted]
+            n_wanted = run.n_wanted
             if n_wanted:
                 inputs.out_rows[wanted : wanted + n_wanted] = range(row + n - n_wanted, row + n)
             row, wanted = row + n, wanted + n_wanted

@@ -20,6 +20,7 @@ LogitBias = Mapping[Any, Any] | Iterable[tuple[int | str, float]]
 class SamplingParams:
     """Names and defaults are llama.cpp's; what it does not have is named as OpenAI names it.
 
+    ``max_tokens`` can be 0 where only ``prompt_logprobs`` are wanted.
     ``json_schema`` (a dict or JSON text), ``grammar`` (Lark, or GBNF as far as it can be
     translated) or ``regex``: the answer keeps to it. ``logit_bias``: token ids, or texts whose
     every token is meant, to what is added to their logits; -inf (or False) bans them.
@@ -34,6 +35,7 @@ class SamplingParams:
     stop: Sequence[str] = ()  # becomes a tuple; one string is taken as a list of one
     ignore_eos: bool = False
     logprobs: int = 0  # how many alternatives to report for each token; 0: none
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens; None: not asked for
     samplers: Sequence[str] = ORDER  # which steps in which order; also as "top_k;temperature"
     top_n_sigma: float = -1.0  # not above 0: off
     typical_p: float = 1.0  # 1: off
@@ -75,8 +77,10 @@ class SamplingParams:
             _require_int(name, getattr(self, name), 0)
         for name in ("repeat_last_n", "dry_penalty_last_n", "reasoning_budget"):
             _require_int(name, getattr(self, name), -1)
+        if self.prompt_logprobs is not None:
+            _require_int("prompt_logprobs", self.prompt_logprobs, 0)
         if self.max_tokens is not None:
-            _require_int("max_tokens", self.max_tokens, 1)
+            _require_int("max_tokens", self.max_tokens, 1 if self.prompt_logprobs is None else 0)
         if self.seed is not None:
             _require_int("seed", self.seed, -1)
         if self.mirostat not in (0, 2) or isinstance(self.mirostat, bool):

@@ -46,6 +46,7 @@ class SchedulerConfig:
 
     max_num_seqs: int
     step_tokens: int  # most that a step can compute
+    score_tokens: int  # of these, most of prompts that are scored: their logits take room
     max_num_batched_tokens: int | None = None
     prefill_share: float = 1.0
     step_seconds: float = 0.15
@@ -160,7 +161,7 @@ class Scheduler:
             admitted = self._admit(batch)
             if admitted is None:
                 break
-            budget -= self._grant(admitted, self._chunk(admitted, budget), batch)
+            budget -= self._grant(admitted, self._chunk(admitted, budget, batch), batch)
         self._prefill(list(self.running), budget, batch)
         self._account(batch)
         return batch
@@ -170,7 +171,7 @@ class Scheduler:
         for sequence in prompts:
             is_next = sequence.row >= 0 and sequence not in batch and not sequence.is_resting
             if is_next and sequence.n_waiting and budget > 0:
-                budget -= self._grant(sequence, self._chunk(sequence, budget), batch)
+                budget -= self._grant(sequence, self._chunk(sequence, budget, batch), batch)
         return budget
 
     def _release_forks_of_computed(self, sequence: Sequence) -> None:
@@ -197,8 +198,11 @@ class Scheduler:
         share = int(total * config.prefill_share) if n_decode else total
         return max(0, min(total - n_decode, max(1, share)))
 
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
+    def _chunk(self, sequence: Sequence, budget: int, batch: dict[Sequence, int]) -> int:
         """How much of a prompt to compute: up to the next place where its state is to be kept."""
+        if sequence.wants_scores:
+            n_scored = sum(n for other, n in batch.items() if other.wants_scores)
+            budget = min(budget, self.config.score_tokens - n_scored)
         end = min(len(sequence.tokens), sequence.n_computed + budget)
         if self._cache.is_recurrent:
             end = min([end, *(m for m in sequence.marks if m > sequence.n_computed)])
@@ -206,6 +210,8 @@ class Scheduler:
 
     def _grant(self, sequence: Sequence, n_tokens: int, batch: dict[Sequence, int]) -> int:
         """Find room for the tokens, if need be by preempting; returns how many it got."""
+        if n_tokens <= 0:
+            return 0
         while not self._cache.extend(sequence, n_tokens):
             victim = self._victim()
             self._preempt(victim, "memory", batch)
@@ -265,7 +271,9 @@ class Scheduler:
     def _seat(self, sequence: Sequence) -> bool:
         """A row and room, if there are any."""
         is_full = len(self.running) >= self.config.max_num_seqs
-        return not is_full and self._cache.admit(sequence, self._reserve())
+        if is_full:
+            return False
+        return self._cache.admit(sequence, self._reserve(), reuse=not sequence.is_scored)
 
     def _insert(self, sequence: Sequence) -> None:
         order = (sequence.lane, sequence.number)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from edgellm.tokenizer import StreamDecoder
 
 _numbers = count()
+# A token, its log-probability behind those before it (None: it is the first), the likeliest ones.
+Score = tuple[int, float | None, list[tuple[int, float]]]
 
 
 class Progress(NamedTuple):
@@ -50,7 +52,9 @@ class Piece(NamedTuple):
 class Sequence:
     """A request, or one of its choices. ``tokens`` are prompt and output; the first ``n_computed``
     are in the cache. ``marks``: after how many tokens a recurrent state is worth keeping. ``forks``
-    begin with the same prompt and wait until it is computed."""
+    begin with the same prompt and wait until it is computed. ``scores`` are of the prompt's tokens,
+    if ``prompt_logprobs`` asks for them; ``end`` is that of the token that ended the text, which is
+    not part of it, if ``logprobs`` does."""
 
     tokens: list[int]
     params: SamplingParams
@@ -69,6 +73,8 @@ class Sequence:
     is_promoted: bool = False  # of the batch lane, but treated as interactive from now on
     known: Known | None = None  # since it was begun: what its prompt may be compared with
     pieces: deque[Piece] = field(default_factory=deque)  # not yet taken by the caller
+    scores: list[Score] = field(default_factory=list)
+    end: Score | None = None
     # what the cache knows of it while it runs
     n_computed: int = 0
     n_registered: int = 0  # full blocks that others can find
@@ -88,6 +94,8 @@ class Sequence:
         # the engine adds what a model knows
         self.sampler = Sampler(self.params, self.seed, choice=self.choice)
         self.error: Exception | None = None
+        if self.is_scored:
+            self.scores.append((self.tokens[0], None, []))
         self.stops = StopMatcher(self.params.stop)
         self.arrived = time.perf_counter()
         self.started = self.first_token = self.last_token = self.finished = 0.0
@@ -115,6 +123,17 @@ class Sequence:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.n_prompt :]
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its prompt is scored, so that all of it has to be computed: once, for all choices
+        of a request."""
+        return self.params.prompt_logprobs is not None and self.choice == 0
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether some are missing: then a step brings the logits behind all its tokens."""
+        return self.is_scored and len(self.scores) < self.n_prompt
 
     @property
     def n_waiting(self) -> int:
@@ -153,7 +172,8 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One finished request. ``logprobs``: for each token its log-probability and the best
-    alternatives [(token, log-probability)], when asked for."""
+    alternatives [(token, log-probability)], ``prompt_logprobs``: the scores of the prompt's tokens;
+    when asked for."""
 
     text: str
     tokens: list[int]
@@ -165,6 +185,7 @@ class Completion:
     n_prompt: int = 0
     n_cached: int = 0  # of these, computed for an earlier request
     known: Known | None = None  # what its prompt may be compared with
+    prompt_logprobs: list[Score] | None = None
 
 
 def completion_of(sequence: Sequence) -> Completion:
@@ -176,5 +197,5 @@ def completion_of(sequence: Sequence) -> Completion:
     return Completion(
         "".join(p.text for p in pieces), sequence.output, sequence.finish_reason or "error",
         sequence.timings(), logprobs, sequence.context_full, sequence.n_prompt, sequence.n_cached,
-        sequence.known,
+        sequence.known, list(sequence.scores) if sequence.is_scored else None,
     )  # fmt: skip

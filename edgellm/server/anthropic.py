@@ -112,7 +112,7 @@ def _choose(body: CountRequest, found: ChatRequest) -> None:
 
 
 def _messages(body: CountRequest) -> Iterator[ChatMessage]:
-    system = _text(body.system, "system") if body.system else ""
+    system = _text(body.system) if body.system else ""
     if system:
         yield ChatMessage(role="system", content=system)
     names: dict[str, str] = {}  # of the tools called so far: some templates print them
@@ -163,7 +163,7 @@ def _user(
             name = block.tool_use_id or ""
             yield ChatMessage(
                 role="tool", tool_call_id=name or None, name=names.get(name),
-                content=_text(block.content or "", f"{where}.{j}.content"),
+                content=_text(block.content or ""),
             )  # fmt: skip
         else:
             raise _strange(block.type, f"{where}.{j}")
@@ -171,13 +171,8 @@ def _user(
         yield ChatMessage(role=message.role, content="\n".join(texts))
 
 
-def _text(content: str | list[AnthropicPart], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    for j, part in enumerate(content):
-        if part.type != "text":
-            raise _strange(part.type, f"{where}.{j}")
-    return "\n".join(part.text or "" for part in content)
+def _text(content: str | list[AnthropicPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
 
 
 def _strange(kind: str, where: str) -> ApiError:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
-from edgellm.server.body import Body
+from edgellm.server.body import Body, only
 from edgellm.server.reply_schemas import CacheReported
 from edgellm.server.schemas import CacheReportWanted, Effort, StopText
 
@@ -18,7 +18,7 @@ BLOCKS = ["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
 
 
 class AnthropicPart(Body):
-    type: Annotated[str, WithJsonSchema({"const": "text"})]
+    type: Annotated[str, AfterValidator(only(("text",))), WithJsonSchema({"const": "text"})]
     text: str | None = None
 
 
@@ -54,7 +54,7 @@ class AnthropicToolChoice(Body):
 
 class AnthropicNamedTool(Body):
     type: Literal["tool"]
-    name: str
+    name: str = Field(min_length=1)
     disable_parallel_tool_use: bool | None = None
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 
-from edgellm.server.errors import ApiError
+from edgellm.server.errors import UNSUPPORTED, ApiError
 from edgellm.server.safety import read_body
 
 _log = logging.getLogger("edgellm.server")
@@ -21,6 +23,20 @@ class Body(BaseModel):
     """The base of request bodies: no conversions, and unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+def only(known: Sequence[str], what: str = "parts") -> Callable[[str], str]:
+    """A check of the type of a part: others are of the protocol, but no text."""
+
+    def check(kind: str) -> str:
+        if kind not in known:
+            raise PydanticCustomError(
+                UNSUPPORTED, "{what} of type {kind} are not supported",
+                {"what": what, "kind": repr(kind)[:40]},
+            )  # fmt: skip
+        return kind
+
+    return check
 
 
 T = TypeVar("T", bound=Body)
@@ -97,7 +113,9 @@ def _refused(error: ValidationError) -> ApiError:
     first, path = faults[deepest], ".".join(paths[deepest])
     path = path[:200]
     message = first["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{path}: {message}." if path else f"{message}.", param=path or None)
+    code = UNSUPPORTED if first["type"] == UNSUPPORTED else None
+    sentence = f"{path}: {message}." if path else f"{message}."
+    return ApiError(400, sentence, param=path or None, code=code)
 
 
 def _is_type_name(part: Any) -> bool:

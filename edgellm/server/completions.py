@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -11,7 +12,8 @@ from starlette.responses import JSONResponse, Response
 
 from edgellm.llm import LLM
 from edgellm.request import Request
-from edgellm.sequence import Piece
+from edgellm.sampling_params import SamplingParams
+from edgellm.sequence import Piece, Score, Sequence
 from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
@@ -33,7 +35,6 @@ from edgellm.server.service import Service, aborted_on_disconnect, give_up, in_t
 
 _MOST_PROMPTS = 256
 _DEFAULT_TOKENS = 16  # OpenAI's
-Scored = list[tuple[int, float | None, list[tuple[int, float]]]]  # token, logprob, alternatives
 
 
 def prompts_of(body: CompletionRequest, llm: LLM, allow_special: bool) -> list[list[int]]:
@@ -65,17 +66,18 @@ def prompts_of(body: CompletionRequest, llm: LLM, allow_special: bool) -> list[l
 class _Legacy:
     """The arrays of OpenAI's first completions: tokens, their logprobs, offsets in the text."""
 
-    def __init__(self, llm: LLM, n_top: int, offset: int = 0) -> None:
-        self._llm, self._n_top, self._offset = llm, n_top, offset
+    def __init__(self, llm: LLM, n_top: int) -> None:
+        self._llm, self._n_top = llm, n_top
+        # what a token adds to the text is not always what is written for it alone
+        self._decoder, self._offset = llm.tokenizer.stream(), 0
 
-    def arrays(self, scored: Scored) -> LegacyLogprobs:
-        texts = [self._text(token) for token, _, _ in scored]
+    def arrays(self, scored: list[Score]) -> LegacyLogprobs:
         offsets = []
-        for text in texts:
+        for token, _, _ in scored:
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._decoder.push(token))
         return {
-            "tokens": texts,
+            "tokens": [self._text(token) for token, _, _ in scored],
             "token_logprobs": [None if p is None else max(p, LEAST) for _, p, _ in scored],
             "top_logprobs": [None if p is None else self._top(best) for _, p, best in scored],
             "text_offset": offsets,
@@ -92,8 +94,14 @@ class _Legacy:
         return self._llm.tokenizer.piece(token, special=True).decode("utf-8", "replace")
 
 
-def _scored(pieces: list[Piece]) -> Scored:
-    return [(p.token, p.logprob, list(p.top_logprobs)) for p in pieces if p.token is not None]
+def _scored(pieces: list[Piece], sequence: Sequence) -> list[Score]:
+    """Of the tokens of a choice's pieces, and behind the last one of the token that ended it."""
+    found: list[Score] = [
+        (p.token, p.logprob, list(p.top_logprobs)) for p in pieces if p.token is not None
+    ]
+    if sequence.end is not None and any(p.finish_reason is not None for p in pieces):
+        found.append(sequence.end)
+    return found
 
 
 class _Answer:
@@ -101,10 +109,10 @@ class _Answer:
 
     def __init__(
         self, service: Service, body: CompletionRequest, model: str, prompts: list[list[int]],
-        requests: list[Request], echoed: list[Scored],
+        requests: list[Request],
     ) -> None:  # fmt: skip
         self._llm, self._body, self._prompts = service.engine.llm, body, prompts
-        self._requests, self._echoed = requests, echoed
+        self._requests = requests
         self._id, self._created, self._model = new_id("cmpl-"), int(time.time()), model
 
     def _echo(self, i: int) -> str:
@@ -113,9 +121,8 @@ class _Answer:
     async def whole(self) -> CompletionReply:
         choices: list[TextChoice] = []
         for i in range(len(self._prompts)):
-            before = self._echoed[i] if self._echoed else []
             if not self._requests:
-                choices.append(self._choice(len(choices), self._echo(i), before, "length"))
+                choices.append(self._choice(len(choices), self._echo(i), [], "length"))
                 continue
             request = self._requests[i]
             pieces: list[list[Piece]] = [[] for _ in request.choices]
@@ -124,7 +131,8 @@ class _Answer:
             for sequence, mine in zip(request.choices, pieces, strict=True):
                 text = self._echo(i) + "".join(piece.text for piece in mine)
                 reason = finish_reason(sequence.finish_reason)
-                choices.append(self._choice(len(choices), text, [*before, *_scored(mine)], reason))
+                scored = [*request.choices[0].scores, *_scored(mine, sequence)]
+                choices.append(self._choice(len(choices), text, scored, reason))
         found: CompletionReply = {
             "id": self._id, "object": "text_completion", "created": self._created,
             "model": self._model, "choices": choices, "usage": self._usage(),
@@ -135,7 +143,7 @@ class _Answer:
         return found
 
     def _choice(
-        self, index: int, text: str, scored: Scored, reason: FinishReason | None
+        self, index: int, text: str, scored: list[Score], reason: FinishReason | None
     ) -> TextChoice:
         logprobs = None
         if self._body.logprobs is not None:
@@ -143,27 +151,27 @@ class _Answer:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     async def events(self) -> AsyncIterator[CompletionChunk]:
-        request = self._requests[0]
-        legacy = [_Legacy(self._llm, self._body.logprobs or 0) for _ in request.choices]
-        if self._body.echo:
-            for i, mine in enumerate(legacy):
-                yield self._chunk(i, self._echo(0), mine, self._echoed[0] if self._echoed else [])
-        while (piece := await request.next()) is not None:
-            if piece.progress is not None:
-                chunk = self._chunk(0, "", legacy[0], [])
-                chunk["prompt_progress"] = prompt_progress(piece.progress)
-                yield chunk
-                continue
-            error = request.choices[piece.choice].error
-            ends = piece.finish_reason is not None and error is None
-            reason = finish_reason(piece.finish_reason) if ends else None
-            if (
-                piece.text
-                or reason
-                or (piece.token is not None and self._body.logprobs is not None)
-            ):
-                mine = legacy[piece.choice]
-                yield self._chunk(piece.choice, piece.text, mine, _scored([piece]), reason)
+        if not self._requests:
+            yield self._chunk(0, self._echo(0), _Legacy(self._llm, 0), [], "length")
+        for request in self._requests:
+            legacy = [_Legacy(self._llm, self._body.logprobs or 0) for _ in request.choices]
+            to_echo = set(range(len(legacy))) if self._body.echo else set()
+            while (piece := await request.next()) is not None:
+                choice, mine = piece.choice, legacy[piece.choice]
+                if piece.progress is not None:
+                    chunk = self._chunk(choice, "", mine, [])
+                    chunk["prompt_progress"] = prompt_progress(piece.progress)
+                    yield chunk
+                    continue
+                if choice in to_echo:  # now that the prompt has its scores
+                    to_echo.remove(choice)
+                    yield self._chunk(choice, self._echo(0), mine, request.choices[0].scores)
+                sequence = request.choices[choice]
+                ends = piece.finish_reason is not None and sequence.error is None
+                reason = finish_reason(piece.finish_reason) if ends else None
+                scored = _scored([piece], sequence)
+                if piece.text or reason or (scored and self._body.logprobs is not None):
+                    yield self._chunk(choice, piece.text, mine, scored, reason)
         last = self._chunk_of([])
         self._add_cache_report(last)
         if self._wants_usage:
@@ -172,7 +180,7 @@ class _Answer:
             yield last
 
     def _chunk(
-        self, index: int, text: str, legacy: _Legacy, scored: Scored,
+        self, index: int, text: str, legacy: _Legacy, scored: list[Score],
         reason: FinishReason | None = None,
     ) -> CompletionChunk:  # fmt: skip
         logprobs = legacy.arrays(scored) if self._body.logprobs is not None else None
@@ -226,29 +234,32 @@ async def completions(http: HttpRequest) -> Response:
     most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if most == 0 and not body.echo:
         raise ApiError(400, "max_tokens: 0 needs echo.", param="max_tokens")
-    logprobs = 0 if body.logprobs is None else max(1, body.logprobs)
-    params = sampling_params(body, service.defaults, most or 1, logprobs)
+    params = _params(service, body, most)
     options = request_options(http, body, service.request_seconds)
     service.check_room(n * len(prompts), n * sum(map(len, prompts)))
-    echoed: list[Scored] = []
-    if body.echo and body.logprobs is not None:
-        n_top = max(1, body.logprobs)
-        for tokens in prompts:
-            echoed.append(await in_thread(lambda t=tokens: llm.score(t, n_top)))  # type: ignore[misc]
     requests: list[Request] = []
     try:
-        if most:
+        if params is not None:
             for tokens in prompts:
                 request = await service.engine.open(tokens, params, options, n)
                 request.remark = remark(llm, http.url.path, request)
                 requests.append(request)
-        answer = _Answer(service, body, model, prompts, requests, echoed)
-        if body.stream and requests:
+        answer = _Answer(service, body, model, prompts, requests)
+        if body.stream:
             return sse.response(until_left(answer.events(), *requests))
-        if not requests:
-            return JSONResponse(await answer.whole())
         async with aborted_on_disconnect(http.receive, *requests):
             return JSONResponse(await answer.whole())
     except BaseException:
         give_up(requests)
         raise
+
+
+def _params(service: Service, body: CompletionRequest, most: int) -> SamplingParams | None:
+    """None: the answer is the prompt itself, and nothing is to be computed."""
+    is_scored = bool(body.echo) and body.logprobs is not None
+    logprobs = 0 if body.logprobs is None else max(1, body.logprobs)
+    params = sampling_params(body, service.defaults, most or 1, logprobs)
+    if is_scored:
+        params = replace(params, prompt_logprobs=logprobs)
+        return params if most else replace(params, max_tokens=0)
+    return params if most else None

@@ -17,6 +17,7 @@ from edgellm.sampling import ModelProducedNaN
 from edgellm.scheduler import Overloaded, RequestTimeout
 
 RETRY_SECONDS = 2
+UNSUPPORTED = "unsupported_value"  # the code of what is known, but not served
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -129,7 +130,7 @@ def status_of(path: str, status: int) -> int:
 
 def unsupported(message: str, param: str | None = None) -> ApiError:
     """A known field that cannot be served."""
-    return ApiError(400, message, param=param, code="unsupported_value")
+    return ApiError(400, message, param=param, code=UNSUPPORTED)
 
 
 def api_error(error: Exception) -> ApiError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from edgellm.server.body import Body
@@ -85,8 +85,8 @@ class GenerateRequest(Asked):
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
-    template: str | None = None
-    context: list[int] | None = None
+    template: Annotated[str, WithJsonSchema({"const": ""})] | None = None
+    context: Annotated[list[int], WithJsonSchema({"type": "array", "maxItems": 0})] | None = None
     raw: bool | None = None
     images: NoImages | None = None
 

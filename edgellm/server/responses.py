@@ -15,7 +15,6 @@ from edgellm.server.chat_turn import Turn, begin
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.replies import new_id
 from edgellm.server.responses_schemas import (
-    TEXTS,
     Cut,
     Fault,
     Item,
@@ -105,20 +104,17 @@ def _messages(body: ResponsesRequest) -> Iterator[ChatMessage]:
         if is_mine:
             mine = mine or ChatMessage(role="assistant", content="")
             _add(mine, item, where, names)
-        elif item.type == "message":
-            if item.role is None:
-                raise ApiError(400, f"{where}.role is missing.", param=f"{where}.role")
-            content = _text(item.content, f"{where}.content")
-            yield ChatMessage(role=item.role, content=content)
         elif item.type == "function_call_output":
             name = item.call_id or ""
             yield ChatMessage(
                 role="tool", tool_call_id=name or None, name=names.get(name),
-                content=_text(item.output, f"{where}.output"),
+                content=_text(item.output),
             )  # fmt: skip
         else:
-            raise unsupported(f"{where}: items of type {item.type!r:.40} are not supported.",
-                              f"{where}.type")  # fmt: skip
+            if item.role is None:
+                raise ApiError(400, f"{where}.role is missing.", param=f"{where}.role")
+            content = _text(item.content)
+            yield ChatMessage(role=item.role, content=content)
     if mine is not None:
         yield mine
 
@@ -133,7 +129,7 @@ def _begins_anew(mine: ChatMessage, item: Item) -> bool:
 def _add(mine: ChatMessage, item: Item, where: str, names: dict[str, str]) -> None:
     if item.type == "reasoning":
         parts = item.content or item.summary
-        thought = _text(parts, f"{where}.content")
+        thought = _text(parts)
         mine.reasoning_content = "\n".join(filter(None, (mine.reasoning_content, thought))) or None
     elif item.type == "function_call":
         if not item.name:
@@ -143,16 +139,12 @@ def _add(mine: ChatMessage, item: Item, where: str, names: dict[str, str]) -> No
         call = ToolCall(id=item.call_id or item.id, function=function)
         mine.tool_calls = [*(mine.tool_calls or []), call]
     else:
-        mine.content = _text(item.content, f"{where}.content")
+        mine.content = _text(item.content)
 
 
-def _text(content: str | list[ResponsesPart] | None, where: str) -> str:
+def _text(content: str | list[ResponsesPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    for j, part in enumerate(content):
-        if part.type not in TEXTS:
-            raise unsupported(f"{where}.{j}: parts of type {part.type!r:.40} are not supported, "
-                              "only text.", f"{where}.{j}.type")  # fmt: skip
     return "".join(part.text or "" for part in content)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
-from edgellm.server.body import Body
+from edgellm.server.body import Body, only
 from edgellm.server.reply_schemas import CacheReported
 from edgellm.server.schemas import CacheReportWanted, Effort
 
@@ -19,14 +19,16 @@ ITEMS = ["message", "reasoning", "function_call", "function_call_output"]
 
 
 class ResponsesPart(Body):
-    type: Annotated[str, WithJsonSchema({"enum": TEXTS})]
+    type: Annotated[str, AfterValidator(only(TEXTS)), WithJsonSchema({"enum": TEXTS})]
     text: str | None = None
 
 
 class Item(Body):
     """A part of the input: a message, a call, what came of a call, or a thought."""
 
-    type: Annotated[str, WithJsonSchema({"enum": ITEMS})] = "message"
+    type: Annotated[str, AfterValidator(only(ITEMS, "items")), WithJsonSchema({"enum": ITEMS})] = (
+        "message"
+    )
     id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[ResponsesPart] | None = None
@@ -47,7 +49,7 @@ class ResponsesTool(Body):
 
 class ChosenTool(Body):
     type: Literal["function"]
-    name: str
+    name: str = Field(min_length=1)
 
 
 class TextFormat(Body):
@@ -85,7 +87,7 @@ class ResponsesRequest(Body):
     store: bool | None = None
     background: Annotated[bool, WithJsonSchema({"const": False})] | None = None
     previous_response_id: Annotated[str, WithJsonSchema({"const": ""})] | None = None
-    conversation: Annotated[str | dict[str, Any], WithJsonSchema({"const": ""})] | None = None
+    conversation: Annotated[str | dict[str, Any], WithJsonSchema({"enum": ["", {}]})] | None = None
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None
     truncation: str | None = None

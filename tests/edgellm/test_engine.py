@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -683,33 +684,16 @@ def test_scoring_a_text_ends_no_request_that_waits(tiny_model: Callable[..., Pat
         assert llm.metrics.faults == llm.metrics.stalls == 0
 
 
-def test_a_score_that_loses_its_room_may_be_tried_again(tiny_model: Callable[..., Path]) -> None:
-    tokens = list(range(200)) * 2
-    with LLM(tiny_model("llama"), n_ctx=512, n_threads=1, cache_tokens=512) as llm:
-        began = threading.Event()
-
-        def meet(rows: object) -> None:
-            began.set()
-            time.sleep(0.002)
-
-        remove = llm.on("output", meet)
-        errors: list[Exception] = []
-
-        def score() -> None:
-            try:
-                llm.score(tokens, 1)
-            except EdgeLLMError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=score)
-        thread.start()
-        assert began.wait(10)
-        sequences = [llm.submit([i + 1] * 90, GREEDY)[0] for i in range(4)]
-        while not all(s.finish_reason for s in sequences):
+def test_a_score_that_loses_its_seat_goes_on_later(tiny_model: Callable[..., Path]) -> None:
+    tokens, params = list(range(200)) * 2, SamplingParams(max_tokens=0, prompt_logprobs=1)
+    with LLM(tiny_model("llama"), n_ctx=512, n_threads=1, max_num_seqs=1) as llm:
+        [scored] = llm.submit(tokens, params, RequestOptions(priority="batch"))
+        while len(scored.scores) < 100:
             llm.step()
-        thread.join()
-        remove()
-        assert all(isinstance(error, EngineError) for error in errors)
+        [other] = llm.submit([1, 2, 3], GREEDY)
+        while not (scored.finish_reason and other.finish_reason):
+            llm.step()
+        assert scored.n_preempted == 1 and scored.scores == llm.score(tokens, 1)
         assert llm.is_idle and llm.runner.cache.faults() == [] and llm.metrics.faults == 0
 
 
@@ -752,3 +736,28 @@ def test_progress_of_a_prompt(tiny_model: Callable[..., Path]) -> None:
 def test_a_number_of_pieces_that_is_none(most: Any) -> None:
     with pytest.raises(EdgeLLMError, match="most_pieces"):
         RequestOptions(most_pieces=most)
+
+
+def test_scores_are_the_log_softmax_of_the_logits(tiny_model: Callable[..., Path]) -> None:
+    """Alone, in company, with a completion behind them, and with several: the same numbers."""
+    prompts = [[i * 7 % 256 for i in range(n)] for n in (1, 2, 63, 64, 65, 150)]
+    with LLM(tiny_model("llama"), n_ctx=512, n_threads=2, max_num_seqs=4) as llm:
+        params = SamplingParams(max_tokens=3, temperature=0, prompt_logprobs=2)
+        together = llm.generate(prompts, params)
+        assert llm.generate(prompts, params, n=2)[4][1].prompt_logprobs is None
+        for tokens, done in zip(prompts, together, strict=True):
+            logits = llm.logits(tokens).astype(np.float64)
+            right = logits - logits.max(-1, keepdims=True)
+            right -= np.log(np.exp(right).sum(-1, keepdims=True))
+            scores = done.prompt_logprobs
+            assert scores == llm.score(tokens, 2) and scores[0] == (tokens[0], None, [])
+            for i, (token, logprob, best) in enumerate(scores[1:]):
+                assert token == tokens[i + 1]
+                assert logprob == pytest.approx(right[i, token], abs=1e-5)
+                assert [t for t, _ in best] == list(np.argsort(-right[i], kind="stable")[:2])
+            alone = llm.generate(tokens, SamplingParams(max_tokens=3, temperature=0))
+            assert alone.tokens == done.tokens
+        assert (
+            llm.score([1, 2, 3], 0)[1:] == [(t, p, []) for t, p, _ in llm.score([1, 2, 3], 2)][1:]
+        )
+        assert llm.is_idle and llm.metrics.faults == 0

@@ -31,7 +31,7 @@ class Engine:
         self.cache = CheckedCache(list(windows), n_blocks, max_seqs, n_states=n_states)
         self.metrics = Metrics()
         config = {"max_num_batched_tokens": 16, **config}
-        self.config = SchedulerConfig(max_seqs, 64, **config)
+        self.config = SchedulerConfig(max_seqs, 64, 16, **config)
         self.scheduler = Scheduler(
             self.cache.kv, self.config, StepTime(0.01), self.metrics, lambda: self.now
         )

@@ -135,6 +135,64 @@ def test_completions_score_their_prompt(client: OpenAI, server: Any) -> None:
     assert [c.index for c in several.choices] == [0, 1, 2, 3]
 
 
+def test_a_prompt_to_score_waits_for_a_seat(start: Callable[..., Any]) -> None:
+    """It queues as others do, can run out of time, and leaves with its client."""
+    small = start(n_ctx=512, max_num_seqs=1)
+    slow = {"prompt": "x" * 40, "ignore_eos": True, "max_tokens": 400}
+    score = {"prompt": "hello", "echo": True, "logprobs": 1, "max_tokens": 1}
+    found: list[httpx.Response] = []
+    others = [
+        threading.Thread(target=lambda b=body: found.append(small.post("/v1/completions", b)))  # type: ignore[misc]
+        for body in (slow, score, score, {**score, "prompt": ["a", "bc"], "max_tokens": 0})
+    ]
+    for other in others:
+        other.start()
+    small.until(lambda: small.engine.n_open >= 4)
+    late = small.post("/v1/completions", {**score, "timeout": 0.01})
+    assert late.status_code == 408
+    for other in others:
+        other.join()
+    assert [reply.status_code for reply in found] == [200] * 4
+    with pytest.raises(httpx.ReadTimeout):
+        small.post("/v1/completions", {**score, "prompt": "y" * 500}, timeout=0.005)
+    small.until(small.is_idle)
+
+
+def test_scores_with_the_token_that_ends_the_text(server: Any) -> None:
+    """lm-eval takes all but the last token for its own: there is always one of the answer."""
+    end = server.llm.tokenizer.eog
+    asked = {"prompt": "hello", "echo": True, "logprobs": 2, "max_tokens": 1}
+    for stream in (False, True):
+        body = {**asked, "stream": stream, "logit_bias": {str(token): 100 for token in end}}
+        reply = server.post("/v1/completions", body)
+        if stream:
+            chunks = [json.loads(line[6:]) for line in reply.text.split("\n\n")[:-2]]
+            parts = [chunk["choices"][0] for chunk in chunks]
+        else:
+            parts = [reply.json()["choices"][0]]
+        assert parts[-1]["finish_reason"] == "stop"
+        assert "".join(part["text"] for part in parts) == "hello"
+        joined = {key: [x for part in parts for x in part["logprobs"][key]]
+                  for key in parts[0]["logprobs"]}  # fmt: skip
+        assert joined["tokens"] == [*"hello", "<|end|>"]
+        assert joined["text_offset"] == [0, 1, 2, 3, 4, 5]
+        assert joined["token_logprobs"][0] is None and joined["token_logprobs"][5] < 0
+        assert all(len(top) == 2 for top in joined["top_logprobs"][1:])
+
+
+def test_an_echo_alone(server: Any) -> None:
+    for more in ({}, {"logprobs": 0}):
+        body = {"prompt": "héllo", "echo": True, "max_tokens": 0, **more}
+        whole = server.post("/v1/completions", body).json()
+        assert whole["choices"][0]["text"] == "héllo"
+        assert whole["choices"][0]["finish_reason"] == "length"
+        assert whole["usage"]["completion_tokens"] == 0
+        lines = server.post("/v1/completions", {**body, "stream": True}).text.split("\n\n")
+        assert lines[-2] == "data: [DONE]"
+        texts = [json.loads(line[6:])["choices"][0]["text"] for line in lines[:-2]]
+        assert "".join(texts) == "héllo"
+
+
 def test_structured_answers(client: OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip
