@@ -18,6 +18,7 @@ import statistics
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from served import Served
@@ -52,7 +53,12 @@ class Switched(Metrics):
 
 def serve(model: str, clients: int) -> None:
     """What the child process does; lines of its input switch it."""
+    from edgellm.engine import AsyncLLM
+    from edgellm.server.logs import start_logging
+    from edgellm.server.models import Models
+    from edgellm.server.run import Settings
     from edgellm.server.run import serve as run
+    from edgellm.server.service import Service
 
     def switch() -> None:
         for line in sys.stdin:
@@ -61,9 +67,16 @@ def serve(model: str, clients: int) -> None:
 
     edgellm.llm.Metrics = Switched  # type: ignore[misc]
     threading.Thread(target=switch, daemon=True).start()
-    with edgellm.llm.LLM(model, n_ctx=1024, max_num_seqs=clients) as llm:
-        run(llm, model="model", template=None, address=("127.0.0.1", 0),
-            say=lambda text: print(text, file=sys.stderr, flush=True))  # fmt: skip
+    start_logging(as_json=False)
+
+    def made(name: str, path: Path) -> Service:
+        llm = edgellm.llm.LLM(path, n_ctx=1024, max_num_seqs=clients)
+        return Service(AsyncLLM(llm), name, None)
+
+    models = Models(made, lambda path: 0)
+    models.add("model", Path(model))
+    run(models, Settings(("127.0.0.1", 0)),
+        lambda text: print(text, file=sys.stderr, flush=True))  # fmt: skip
 
 
 async def load(server: Served, clients: int, tokens: int, seed: int, is_on: bool) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgellm.cli import _model
-from edgellm.cli._keys import api_keys
+from edgellm.cli._keys import api_keys, read_caps
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,
@@ -21,6 +21,8 @@ from edgellm.cli._output import say
 from edgellm.errors import EdgeLLMError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+STALL_SECONDS = 9.0  # without progress: no step takes so long, and readiness ends within 10 s
+_CONTEXT = 4096  # tokens that a model is taken to need room for, where no context is asked for
 
 
 def command(
@@ -38,7 +40,9 @@ def command(
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option("--api-key-file", help="API keys, one on each line; also in LLAMA_API_KEY."),
+        typer.Option("--api-key-file",
+                     help="API keys, one on each line, and what each may ask for: KEY "
+                     "max_tokens=N concurrency=N; also in LLAMA_API_KEY."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None, typer.Option("--allowed-host", help="A further name of this server.")
@@ -50,6 +54,25 @@ def command(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without an API key.")
     ] = False,
+    models_dir: Annotated[
+        Path | None,
+        typer.Option("--models-dir", metavar="DIR", show_default=False,
+                     help="Load models of this folder when requests name them."),
+    ] = None,
+    models_max: Annotated[
+        int, typer.Option("--models-max", min=1, help="Models loaded at once, as memory allows.")
+    ] = 4,
+    idle_unload: Annotated[
+        float | None,
+        typer.Option("--idle-unload", min=0, metavar="SECONDS", show_default=False,
+                     help="Unload a model that nobody used for so long."),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option("--pin", metavar="NAME", show_default=False,
+                     help="A model of the folder that is never unloaded; the one on the command "
+                     "line is none either."),
+    ] = None,
     ctx_size: CtxSize = 0,
     parallel: Annotated[
         int, typer.Option("-np", "--parallel", min=1, help="Sequences that run together.")
@@ -57,6 +80,19 @@ def command(
     max_queue: Annotated[
         int, typer.Option("--max-queue", min=0, help="Requests that may wait.")
     ] = 64,
+    max_queue_tokens: Annotated[
+        int, typer.Option("--max-queue-tokens", min=1, help="Tokens of prompts that may wait.")
+    ] = 1 << 20,
+    queue_timeout: Annotated[
+        float | None,
+        typer.Option("--queue-timeout", min=0.001, metavar="SECONDS", show_default=False,
+                     help="The longest that a request waits to be begun."),
+    ] = None,
+    first_token_timeout: Annotated[
+        float | None,
+        typer.Option("--first-token-timeout", min=0.001, metavar="SECONDS", show_default=False,
+                     help="The longest to its first token."),
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(
@@ -122,14 +158,19 @@ def command(
         str | None,
         typer.Option("--metrics-compat", help="vllm: metrics also under vLLM's names."),
     ] = None,
-) -> None:
-    """Serve a model over HTTP: /v1/chat/completions, /v1/completions, /v1/embeddings and more.
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Each line of the log as a JSON object.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Serve a model, or those of a folder, over HTTP: /v1/chat/completions, /v1/completions,
+    /v1/embeddings and more; a page to chat at /.
 
     \b
     Examples:
       edgellm serve model.gguf
       curl localhost:8080/v1/chat/completions -H 'content-type: application/json' \\
         -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+      edgellm serve --models-dir models --idle-unload 600
     """
     if metrics_compat not in (None, "vllm"):
         raise EdgeLLMError(f"--metrics-compat can be vllm, not {metrics_compat!r}.")
@@ -143,42 +184,69 @@ def command(
             f"Serving {host} lets other machines in: name keys with --api-key-file or "
             "LLAMA_API_KEY (or accept it with --insecure)."
         )
-    path = _model.locate(_model.pick(model_argument, model))
+    name = _model.pick(model_argument, model)
+    if models_dir is not None and not models_dir.is_dir():
+        raise EdgeLLMError(f"{models_dir} (--models-dir) is not a folder.")
     try:
-        from edgellm.server.run import serve
+        from edgellm.server.run import Settings, serve
     except ImportError as error:
         raise EdgeLLMError(
             f"The server needs {error.name}: pip install 'edgellm[server]'."
         ) from None
     from edgellm.cli._engine import load
     from edgellm.conversation import template_of
+    from edgellm.engine import AsyncLLM
+    from edgellm.server import models as served
+    from edgellm.server.logs import start_logging
+    from edgellm.server.service import Service
+    from edgellm.turns import Turns
 
-    llm = load(
-        path, ctx_size, threads, chat_template, parallel=parallel, cpu_mask=cpu_mask,
-        cache_types=(cache_type_k, cache_type_v),
-        overrides={
-            "max_num_batched_tokens": max_num_batched_tokens, "prefill_share": prefill_share,
-            "cache_tokens": cache_tokens, "prefix_cache": not no_prefix_cache,
-            "host_cache_bytes": cache_ram << 20, "block_size": block_size,
-        },
+    start_logging(log_json)
+    turns = Turns() if models_dir is not None else None  # they share the cores
+
+    def load_service(name: str, path: Path) -> Service:
+        llm = load(
+            path, ctx_size, threads, chat_template, parallel=parallel, cpu_mask=cpu_mask,
+            cache_types=(cache_type_k, cache_type_v),
+            overrides={
+                "max_num_batched_tokens": max_num_batched_tokens, "prefill_share": prefill_share,
+                "cache_tokens": cache_tokens, "prefix_cache": not no_prefix_cache,
+                "host_cache_bytes": cache_ram << 20, "block_size": block_size,
+            },
+        )  # fmt: skip
+        try:
+            has_template = chat_template is not None or llm.chat_template is not None
+            return Service(
+                AsyncLLM(llm, stall_seconds=STALL_SECONDS, turns=turns), name,
+                template_of(llm, chat_template) if has_template else None,
+                max_queue=max_queue, max_queue_tokens=max_queue_tokens,
+                queue_seconds=queue_timeout, first_token_seconds=first_token_timeout,
+                request_seconds=timeout, slot_dir=slot_save_path, allow_special=allow_special,
+            )  # fmt: skip
+        except BaseException:
+            llm.close()
+            raise
+
+    def cost(path: Path) -> int:
+        return served.cost(path, ctx_size or _CONTEXT, cache_type_k, cache_type_v)
+
+    models = served.Models(
+        load_service, cost, models_dir, idle_seconds=idle_unload,
+        most=models_max if models_dir is not None else None,
     )  # fmt: skip
-    with llm:
-        has_template = chat_template is not None or llm.chat_template is not None
-        serve(
-            llm,
-            model=alias or path.stem,
-            template=template_of(llm, chat_template) if has_template else None,
-            address=(host, port),
-            keys=keys,
-            hosts=tuple(allowed_host or ()),
-            origins=tuple(cors_origin or ()),
-            max_queue=max_queue,
-            timeout=timeout,
-            strict=strict,
-            vllm_metrics=metrics_compat == "vllm",
-            slot_dir=slot_save_path,
-            allow_special=allow_special,
-            max_connections=max_connections,
+    if name is not None or models_dir is None:
+        path = _model.locate(name)
+        models.add(alias or path.stem, path)
+    for pinned in pin or ():
+        models.pin(pinned)
+    keys, caps = read_caps(keys)
+    serve(
+        models,
+        Settings(
+            address=(host, port), keys=keys, caps=caps, hosts=tuple(allowed_host or ()),
+            origins=tuple(cors_origin or ()), strict=strict,
+            vllm_metrics=metrics_compat == "vllm", max_connections=max_connections,
             max_connections_per_client=max_connections_per_client,
-            say=say,
-        )
+        ),
+        say,
+    )  # fmt: skip

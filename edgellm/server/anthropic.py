@@ -31,6 +31,7 @@ from edgellm.server.anthropic_schemas import (
 from edgellm.server.body import read
 from edgellm.server.chat_turn import Choice, Turn, begin, rendered
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.models import serving
 from edgellm.server.replies import new_id
 from edgellm.server.schemas import (
     ChatMessage,
@@ -44,7 +45,7 @@ from edgellm.server.schemas import (
     Tool,
     ToolCall,
 )
-from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
+from edgellm.server.service import aborted_on_disconnect, in_thread, until_left
 from edgellm.tools import CallArguments, CallStart, Content, Event, Reasoning
 
 _NO_THOUGHTS = ("redacted_thinking",)  # of another model, sealed
@@ -280,9 +281,8 @@ async def _events(turn: Turn) -> AsyncIterator[MessageEvent]:
 
 
 async def messages(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, MessagesRequest)
-    service.check_model(body.model)
+    service = await serving(http, body.model)
     turn = await begin(http, service, chat_request(body))
     if body.stream:
         return sse.response(until_left(_events(turn), turn.request), sse.ANTHROPIC)
@@ -294,9 +294,8 @@ async def messages(http: HttpRequest) -> Response:
 
 
 async def count_tokens(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, CountRequest)
-    service.check_model(body.model)
+    service = await serving(http, body.model)
     chat = chat_request(body)
     prompt = await in_thread(lambda: rendered(service, chat))
     reply: Counted = {"input_tokens": len(prompt.tokens)}

@@ -12,61 +12,73 @@ from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from edgellm import __version__
-from edgellm.server import metrics, openapi, page
+from edgellm.server import metrics, openapi
 from edgellm.server.errors import ApiError, api_error
+from edgellm.server.models import LEASES, Known, Models
 from edgellm.server.openapi import Handler
 from edgellm.server.routes import ROUTES
 from edgellm.server.safety import Guard, Safety
-from edgellm.server.service import Service, log
+from edgellm.server.service import log
 
 
 def make_app(
-    service: Service, guard: Guard, *, strict: bool = False, vllm_metrics: bool = False,
+    models: Models, guard: Guard, *, strict: bool = False, vllm_metrics: bool = False,
     drain_seconds: float = 30.0,
 ) -> Starlette:  # fmt: skip
     """``strict``: unknown fields are refused. At its end the application waits ``drain_seconds``
     for the requests under way."""
 
-    rate = page.Rate(service.engine.metrics)
-
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        watching = asyncio.create_task(rate.watch())
+        watching = asyncio.create_task(models.watch())
         yield
         watching.cancel()
-        service.is_draining = True
-        await service.engine.aclose(drain_seconds)
+        await models.close(drain_seconds)
 
     app = Starlette(
-        routes=[Route(each.path, _checked(each.handler), methods=[each.method])
+        routes=[Route(each.path, Endpoint(each.handler, models), methods=[each.method])
                 for each in ROUTES],
         middleware=[Middleware(Safety, guard=guard)],
         exception_handlers={HTTPException: _http_error},
         lifespan=lifespan,
     )  # fmt: skip
-    app.state.service, app.state.guard, app.state.strict = service, guard, strict
-    app.state.rate = rate
-    app.state.registry = metrics.registry_of(service, vllm_metrics)
+    app.state.models, app.state.guard, app.state.strict = models, guard, strict
+    app.state.registry = metrics.registry_of(models, vllm_metrics)
     app.router.redirect_slashes = False  # a path has one name
     app.state.openapi = openapi.document(ROUTES, __version__, bool(guard.keys))
     return app
 
 
-def _checked(handler: Handler) -> Handler:
-    """Errors as answers; those of our own are logged, without what the client sent."""
+class Endpoint:
+    """A handler as an ASGI application. Models stay loaded until the answer is sent (see
+    models.serving); errors become answers, and those of our own are logged, without what the
+    client sent."""
 
-    async def endpoint(http: HttpRequest) -> Response:
+    def __init__(self, handler: Handler, models: Models) -> None:
+        self._handler, self._models = handler, models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http = HttpRequest(scope, receive, send)
+        leases: list[Known] = []
+        scope[LEASES] = leases
         try:
-            return await handler(http)
+            response = await self._answer(http)
+            await response(scope, receive, send)
+        finally:
+            for known in leases:
+                self._models.release(known)
+
+    async def _answer(self, http: HttpRequest) -> Response:
+        try:
+            return await self._handler(http)
         except Exception as error:
             answer = api_error(error)
             if answer.status == 500:
                 log.exception("%s %r failed", http.method, http.url.path[:200])
             return answer.response(http.url.path)
-
-    return endpoint
 
 
 async def _http_error(http: HttpRequest, error: Exception) -> Response:

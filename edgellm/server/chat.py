@@ -13,6 +13,7 @@ from edgellm.server import sse
 from edgellm.server.body import read
 from edgellm.server.chat_turn import Choice, Turn, begin, rendered
 from edgellm.server.errors import ApiError
+from edgellm.server.models import serving
 from edgellm.server.replies import (
     chat_logprobs,
     finish_reason,
@@ -168,9 +169,8 @@ class _Answer:
 
 
 async def chat_completions(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, ChatRequest)
-    service.check_model(body.model)
+    service = await serving(http, body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
     n_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -184,8 +184,8 @@ async def chat_completions(http: HttpRequest) -> Response:
 
 async def apply_template(http: HttpRequest) -> Response:
     """llama-server's: the prompt's text."""
-    service: Service = http.app.state.service
     body = await read(http, TemplateRequest)
+    service = await serving(http, body.model)
     prompt = await in_thread(lambda: rendered(service, body))
     reply: Prompted = {"prompt": prompt.text}
     return JSONResponse(reply)

@@ -21,7 +21,7 @@ from edgellm.server.effort import with_effort
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.explained import Rendered, cache_report, remark
 from edgellm.server.generic_tools import format_of, with_tools
-from edgellm.server.parameters import check_n, request_options, sampling_params
+from edgellm.server.parameters import capped, check_n, request_options, sampling_params
 from edgellm.server.reply_schemas import CacheReported, Called, CalledFunction
 from edgellm.server.schemas import ChatMessage, ChatRequest, Sampled, TemplateRequest, TextPart
 from edgellm.server.service import Service, in_thread
@@ -118,8 +118,8 @@ async def begin(
     """Queue a request. ``n_top``: alternatives for each token; None: no logprobs. ApiError."""
     n = check_n(body.n, service.engine.llm.max_num_seqs)
     body = with_effort(body, service.template.source if service.template else "")
-    params = _params(service, body, n_top)
-    options = request_options(http, body, service.request_seconds)
+    params = capped(http, _params(service, body, n_top))
+    options = request_options(http, body, service)
     prompt = await in_thread(lambda: rendered(service, body))
     params = _with_calls(service, body, params, prompt.text)
     request = await service.open(prompt.tokens, params, options, n)
@@ -134,8 +134,8 @@ async def begin_text(
     if not tokens:
         raise ApiError(400, "prompt: it is empty.", param="prompt")
     logprobs = 0 if n_top is None else max(1, n_top)
-    params = sampling_params(body, service.defaults, body.max_tokens, logprobs)
-    options = request_options(http, body, service.request_seconds)
+    params = capped(http, sampling_params(body, service.defaults, body.max_tokens, logprobs))
+    options = request_options(http, body, service)
     request = await service.open(tokens, params, options, 1)
     request.remark = remark(service.engine.llm, http.url.path, request)
     return request

@@ -19,7 +19,8 @@ from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.explained import cache_report, remark
 from edgellm.server.infill import fim_prompt
-from edgellm.server.parameters import check_n, request_options, sampling_params
+from edgellm.server.models import serving
+from edgellm.server.parameters import capped, check_n, request_options, sampling_params
 from edgellm.server.replies import LEAST, finish_reason, new_id, prompt_progress, timings
 from edgellm.server.reply_schemas import (
     CacheReported,
@@ -108,12 +109,12 @@ class _Answer:
     """One completion request, of one or several prompts."""
 
     def __init__(
-        self, service: Service, body: CompletionRequest, model: str, prompts: list[list[int]],
+        self, service: Service, body: CompletionRequest, prompts: list[list[int]],
         requests: list[Request],
     ) -> None:  # fmt: skip
         self._llm, self._body, self._prompts = service.engine.llm, body, prompts
         self._requests = requests
-        self._id, self._created, self._model = new_id("cmpl-"), int(time.time()), model
+        self._id, self._created, self._model = new_id("cmpl-"), int(time.time()), service.model
 
     def _echo(self, i: int) -> str:
         return self._llm.detokenize(self._prompts[i]) if self._body.echo else ""
@@ -220,9 +221,9 @@ class _Answer:
 
 
 async def completions(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, CompletionRequest)
-    model, llm = service.check_model(body.model), service.engine.llm
+    service = await serving(http, body.model)
+    llm = service.engine.llm
     if body.suffix is not None and body.echo:
         raise unsupported("echo: not together with suffix.", "echo")
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -235,7 +236,8 @@ async def completions(http: HttpRequest) -> Response:
     if most == 0 and not body.echo:
         raise ApiError(400, "max_tokens: 0 needs echo.", param="max_tokens")
     params = _params(service, body, most)
-    options = request_options(http, body, service.request_seconds)
+    params = params and capped(http, params)
+    options = request_options(http, body, service)
     service.check_room(n * len(prompts), n * sum(map(len, prompts)))
     requests: list[Request] = []
     try:
@@ -244,7 +246,7 @@ async def completions(http: HttpRequest) -> Response:
                 request = await service.engine.open(tokens, params, options, n)
                 request.remark = remark(llm, http.url.path, request)
                 requests.append(request)
-        answer = _Answer(service, body, model, prompts, requests)
+        answer = _Answer(service, body, prompts, requests)
         if body.stream:
             return sse.response(until_left(answer.events(), *requests))
         async with aborted_on_disconnect(http.receive, *requests):

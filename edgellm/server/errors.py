@@ -3,6 +3,7 @@ shapes of the other protocols where their paths are asked for."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Unpack
 
@@ -16,7 +17,7 @@ from edgellm.quant.gguf import GGUFError
 from edgellm.sampling import ModelProducedNaN
 from edgellm.scheduler import Overloaded, RequestTimeout
 
-RETRY_SECONDS = 2
+_RETRY_SECONDS = 1, 3  # at random between: who was refused together does not come back together
 UNSUPPORTED = "unsupported_value"  # the code of what is known, but not served
 _TYPES = {
     400: "invalid_request_error",
@@ -89,7 +90,7 @@ class ApiError(Exception):
         if self.status == 401:
             found["www-authenticate"] = "Bearer"
         if self.status in (429, 503):
-            found["retry-after"] = str(RETRY_SECONDS)
+            found["retry-after"] = str(random.randint(*_RETRY_SECONDS))
         return found
 
     def response(self, path: str = "") -> JSONResponse:

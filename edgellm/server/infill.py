@@ -16,6 +16,7 @@ from edgellm.server.body import read
 from edgellm.server.chat_turn import begin_text
 from edgellm.server.errors import unsupported
 from edgellm.server.explained import cache_report
+from edgellm.server.models import serving
 from edgellm.server.replies import prompt_progress, timings
 from edgellm.server.reply_schemas import InfillEnd, InfillPiece
 from edgellm.server.schemas import InfillRequest
@@ -83,9 +84,8 @@ async def _events(
 
 
 async def infill(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, InfillRequest)
-    service.check_model(body.model)
+    service = await serving(http, body.model)
     if (body.n or 1) > 1:
         raise unsupported("n: one answer only.", "n")
     if body.n_predict is not None:

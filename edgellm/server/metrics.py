@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from edgellm.engine import AsyncLLM
 from edgellm.metrics import Histogram
-from edgellm.server.service import Service
+from edgellm.server.models import Models
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "time_to_first_token",
@@ -40,55 +40,65 @@ _COUNTERS = {
 }
 
 
-class EngineCollector(Collector):
-    """Reads the engine's numbers when asked. ``prefixes``: of the names."""
+_GAUGES: dict[str, tuple[str, Callable[[AsyncLLM], float]]] = {
+    "num_requests_running": ("Requests that run", lambda engine: len(engine.running)),
+    "num_requests_waiting": ("Requests that wait", lambda engine: engine.n_waiting),
+    "kv_cache_usage_perc": ("Share of the cache's blocks in use", lambda engine: engine.kv_usage),
+}
 
-    def __init__(self, engine: AsyncLLM, model: str, prefixes: tuple[str, ...]) -> None:
-        self._engine, self._model, self._prefixes = engine, model, prefixes
+
+class EngineCollector(Collector):
+    """Reads the engines' numbers when asked. ``prefixes``: of the names."""
+
+    def __init__(self, models: Models, prefixes: tuple[str, ...]) -> None:
+        self._models, self._prefixes = models, prefixes
 
     def collect(self) -> Iterator[Metric]:
+        engines = [(k.name, k.service.engine) for k in self._models.loaded if k.service is not None]
         for prefix in self._prefixes:
-            yield from self._family(prefix)
+            yield from _families(prefix, engines)
 
-    def _family(self, prefix: str) -> Iterator[Metric]:
-        metrics, labels, values = self._engine.metrics, ["model_name"], [self._model]
-        for name, (source, text) in _COUNTERS.items():
-            family = CounterMetricFamily(f"{prefix}:{name}", text, labels=labels)
-            family.add_metric(values, getattr(metrics, source))
-            yield family
-        preemptions = CounterMetricFamily(
-            f"{prefix}:num_preemptions", "Requests that lost their room", labels=[*labels, "cause"]
-        )
+
+def _families(prefix: str, engines: list[tuple[str, AsyncLLM]]) -> Iterator[Metric]:
+    labels = ["model_name"]
+    for name, (source, text) in _COUNTERS.items():
+        family = CounterMetricFamily(f"{prefix}:{name}", text, labels=labels)
+        for model, engine in engines:
+            family.add_metric([model], getattr(engine.metrics, source))
+        yield family
+    preemptions = CounterMetricFamily(
+        f"{prefix}:num_preemptions", "Requests that lost their room", labels=[*labels, "cause"]
+    )
+    success = CounterMetricFamily(
+        f"{prefix}:request_success", "Requests by how they ended",
+        labels=[*labels, "finished_reason"],
+    )  # fmt: skip
+    for model, engine in engines:
         for cause in ("memory", "priority"):
-            preemptions.add_metric([*values, cause], metrics.preemptions[cause])
-        yield preemptions
-        success = CounterMetricFamily(
-            f"{prefix}:request_success", "Requests by how they ended",
-            labels=[*labels, "finished_reason"],
-        )  # fmt: skip
-        for reason, count in list(metrics.finished.items()):
-            success.add_metric([*values, reason], count)
-        yield success
-        gauges = {
-            "num_requests_running": ("Requests that run", len(self._engine.running)),
-            "num_requests_waiting": ("Requests that wait", self._engine.n_waiting),
-            "kv_cache_usage_perc": ("Share of the cache's blocks in use", self._engine.kv_usage),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=labels)
-            gauge.add_metric(values, value)
-            yield gauge
-        for name, source in _HISTOGRAMS.items():
-            yield self._histogram(f"{prefix}:{name}", getattr(metrics, source))
+            preemptions.add_metric([model, cause], engine.metrics.preemptions[cause])
+        for reason, count in list(engine.metrics.finished.items()):
+            success.add_metric([model, reason], count)
+    yield preemptions
+    yield success
+    for name, (text, value) in _GAUGES.items():
+        gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=labels)
+        for model, engine in engines:
+            gauge.add_metric([model], value(engine))
+        yield gauge
+    for name, source in _HISTOGRAMS.items():
+        histograms = HistogramMetricFamily(f"{prefix}:{name}", "As vLLM's", labels=labels)
+        for model, engine in engines:
+            histogram: Histogram = getattr(engine.metrics, source)
+            histograms.add_metric([model], _buckets(histogram), histogram.sum)
+        yield histograms
 
-    def _histogram(self, name: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, "As vLLM's", labels=["model_name"])
-        total, buckets = 0, []
-        for bound, count in zip([*histogram.bounds, None], list(histogram.counts), strict=True):
-            total += count
-            buckets.append(("+Inf" if bound is None else str(float(bound)), float(total)))
-        family.add_metric([self._model], buckets, histogram.sum)
-        return family
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    total, found = 0, []
+    for bound, count in zip([*histogram.bounds, None], list(histogram.counts), strict=True):
+        total += count
+        found.append(("+Inf" if bound is None else str(float(bound)), float(total)))
+    return found
 
 
 async def metrics(http: HttpRequest) -> Response:
@@ -96,9 +106,9 @@ async def metrics(http: HttpRequest) -> Response:
     return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
 
-def registry_of(service: Service, vllm_names: bool) -> CollectorRegistry:
+def registry_of(models: Models, vllm_names: bool) -> CollectorRegistry:
     """``vllm_names``: the same once more under vLLM's own prefix, for tools that read those."""
     registry = CollectorRegistry()
     prefixes = ("edgellm", "vllm") if vllm_names else ("edgellm",)
-    registry.register(EngineCollector(service.engine, service.model, prefixes))
+    registry.register(EngineCollector(models, prefixes))
     return registry

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from starlette.requests import Request as HttpRequest
+
 from edgellm.errors import EdgeLLMError
 from edgellm.memory import available_bytes, bill
 from edgellm.quant.gguf import GGUF
@@ -27,6 +29,7 @@ from edgellm.server.service import Service, log
 State = Literal["unloaded", "loading", "loaded", "unloading"]
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")  # of a model in several files
 _SPARE = 1.15  # of what a model will take, for buffers and copies while it is read
+LEASES = "edgellm.leases"  # of a request, in its scope
 _LOOK_SECONDS = 1.0  # between looks for models that were idle long enough
 
 
@@ -42,6 +45,14 @@ class Known:
     n_leases: int = 0  # handlers that work with it now
     used: float = field(default_factory=time.monotonic)
     idle_seconds: float | None = None  # its own limit, instead of the server's
+
+    @property
+    def created(self) -> int:
+        """When the file was last changed, in seconds since 1970; 0 once it is gone."""
+        try:
+            return int(self.path.stat().st_mtime)
+        except OSError:
+            return 0
 
     @property
     def is_in_use(self) -> bool:
@@ -69,7 +80,7 @@ class Models:
         self._known: dict[str, Known] = {}
         self._changing = asyncio.Lock()
         self.default: str | None = None  # for requests that name no model
-        self.is_draining = False
+        self.is_draining = self.is_starting = False
 
     # ---- what there is --------------------------------------------------------------------------
 
@@ -80,6 +91,13 @@ class Models:
             known.service, known.state = service, "loaded"
         self.default = self.default or name
         return known
+
+    def pin(self, name: str) -> None:
+        """Never unload it. EdgeLLMError for one that is not in the folder."""
+        self.all()
+        if name not in self._known:
+            raise EdgeLLMError(f"There is no model {name!r} to --pin in {self._folder}.")
+        self._known[name].is_pinned = True
 
     def all(self) -> list[Known]:
         """By name; files that have come to the folder or gone from it since are seen."""
@@ -113,11 +131,35 @@ class Models:
             )  # fmt: skip
         return known
 
+    # ---- how it is ------------------------------------------------------------------------------
+
+    @property
+    def is_alive(self) -> bool:
+        """Every engine works and makes progress."""
+        engines = [k.service.engine for k in self.loaded if k.service is not None]
+        return all(engine.is_alive and not engine.is_stalled for engine in engines)
+
+    @property
+    def is_ready(self) -> bool:
+        """Requests are taken."""
+        return self.is_alive and not self.is_draining and not self.is_starting
+
     # ---- use ------------------------------------------------------------------------------------
+
+    async def start(self, name: str) -> None:
+        """Load the first model; meanwhile requests for it are refused, as llama-server does."""
+        self.is_starting = True
+        try:
+            async with self._changing:
+                await self._bring(self.find(name))
+        finally:
+            self.is_starting = False
 
     async def lease(self, name: str | None) -> Known:
         """The model, loaded, and kept so until ``release``. ApiError when that cannot be."""
         known = self.find(name)
+        if self.is_starting:
+            raise ApiError(503, "Loading model")
         known.n_leases += 1
         try:
             if known.service is None or known.is_dead or known.state != "loaded":
@@ -126,7 +168,8 @@ class Models:
                         await self._drop(known)
                     if known.service is None:
                         await self._bring(known)
-        except BaseException:
+        except BaseException as error:
+            log.error("%s", error)
             self.release(known)
             raise
         known.used = time.monotonic()
@@ -153,27 +196,42 @@ class Models:
         return known
 
     async def watch(self) -> None:
-        """Unload what is idle; for ever."""
+        """Look after the loaded models, for ever: unload what is idle, replace what has failed."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for known in self.loaded:
-                limit = self._idle_seconds if known.idle_seconds is None else known.idle_seconds
-                if limit is None or known.is_pinned or known.is_in_use:
-                    continue
-                if time.monotonic() - known.used >= limit:
+                if known.service is not None:
+                    known.service.rate.sample()
+                if self._is_over(known):
                     async with self._changing:
-                        if not known.is_in_use:
-                            log.info("%s was idle for %.0f s and is unloaded.", known.name, limit)
+                        if self._is_over(known):
+                            log.info("%s is unloaded: it %s.", known.name,
+                                     "has failed" if known.is_dead else "was idle")  # fmt: skip
                             await self._drop(known)
 
+    def _is_over(self, known: Known) -> bool:
+        left = self.seconds_left(known)
+        return known.is_dead or (left is not None and left <= 0 and not known.is_in_use)
+
+    def seconds_left(self, known: Known) -> float | None:
+        """Until it is unloaded if nobody uses it; None: never."""
+        limit = self._idle_seconds if known.idle_seconds is None else known.idle_seconds
+        if limit is None or known.is_pinned:
+            return None
+        return limit if known.is_in_use else max(0.0, known.used + limit - time.monotonic())
+
     async def close(self, drain_seconds: float) -> None:
-        """Let requests under way finish for so long, then end all engines."""
+        """Let requests under way finish for so long, then end all engines. A second call waits for
+        nothing more."""
         self.is_draining = True
         for known in self.loaded:
             assert known.service is not None
             known.service.is_draining = True
         await asyncio.gather(*(k.service.engine.aclose(drain_seconds) for k in self.loaded
                                if k.service is not None))  # fmt: skip
+        async with self._changing:
+            for known in self.loaded:
+                await self._drop(known)
 
     # ---- loading, with the lock held ------------------------------------------------------------
 
@@ -186,11 +244,11 @@ class Models:
         try:
             known.service = await asyncio.to_thread(self._load, known.name, known.path)
             known.state = "loaded"
-        except (EdgeLLMError, MemoryError, OSError) as error:
-            log.error("%s cannot be loaded: %s", known.name, error)
+        except (ValueError, MemoryError, OSError) as error:  # EdgeLLMError is a ValueError
+            why = str(error) or "there is not enough memory."
             raise ApiError(
-                503, f"The model {known.name!r} cannot be loaded: {error}", param="model"
-            ) from None
+                503, f"The model {known.name!r} cannot be loaded: {why}", param="model"
+            ) from error
         finally:
             if known.service is None:
                 known.state = "unloaded"
@@ -263,3 +321,13 @@ def _give_back() -> None:
             ctypes.CDLL(None).malloc_trim(0)
         except AttributeError:  # another libc than glibc
             pass
+
+
+async def serving(http: HttpRequest, name: str | None = None) -> Service:
+    """What serves the model that a request names, loaded until the request is answered (see
+    app.Endpoint). ApiError."""
+    models: Models = http.app.state.models
+    known = await models.lease(name)
+    http.scope[LEASES].append(known)
+    assert known.service is not None
+    return known.service

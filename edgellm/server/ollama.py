@@ -17,6 +17,7 @@ from edgellm.server.body import read
 from edgellm.server.chat_turn import Turn, begin, begin_text
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.infill import fim_prompt
+from edgellm.server.models import serving
 from edgellm.server.ollama_schemas import (
     Asked,
     ChatEnd,
@@ -49,9 +50,9 @@ _SAME = (
 # ---- requests -----------------------------------------------------------------------------------
 
 
-def check_model(service: Service, name: str | None) -> str:
+def plain_name(name: str | None) -> str | None:
     """Ollama's names end with a tag, which is "latest" where there is none."""
-    return service.check_model(name.removesuffix(":latest") if name else name)
+    return name.removesuffix(":latest") if name else name
 
 
 def _options(body: Asked, found: Sampled) -> None:
@@ -254,9 +255,8 @@ def _loaded(body: Asked) -> Loaded:
 
 
 async def chat(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, OllamaChatRequest)
-    check_model(service, body.model)
+    service = await serving(http, plain_name(body.model))
     if not body.messages:
         reply: ChatLoaded = {**_loaded(body), "message": _message("", {})}
         return JSONResponse(reply)
@@ -267,9 +267,8 @@ async def chat(http: HttpRequest) -> Response:
 
 
 async def generate(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, GenerateRequest)
-    check_model(service, body.model)
+    service = await serving(http, plain_name(body.model))
     for name in ("template", "context"):
         if getattr(body, name):
             raise unsupported(f"{name}: it is not supported; use /api/chat.", name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +15,11 @@ from starlette.responses import JSONResponse, Response
 
 from edgellm import __version__
 from edgellm.hub.facts import full
+from edgellm.quant.gguf import GGUFError
 from edgellm.server.body import read
 from edgellm.server.errors import unsupported
-from edgellm.server.ollama import check_model
+from edgellm.server.models import Known, Models, serving
+from edgellm.server.ollama import plain_name
 from edgellm.server.ollama_schemas import (
     Embedded,
     EmbedRequest,
@@ -30,18 +33,23 @@ from edgellm.server.ollama_schemas import (
     Version,
 )
 from edgellm.server.plain import embed
-from edgellm.server.service import Service, in_thread
+from edgellm.server.service import in_thread
 
 _NEVER = "9999-12-31T23:59:59Z"
-_facts = lru_cache(maxsize=4)(full)
+_MOST_FILES = 64  # whose facts are kept
 
 
-async def _model(service: Service) -> HeldModel:
-    path = Path(service.engine.llm.path)
-    facts = await in_thread(lambda: _facts(path))
-    changed = datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
+@lru_cache(_MOST_FILES)
+def _facts(path: Path, changed: int) -> dict[str, Any]:
+    return full(path)
+
+
+async def _model(known: Known) -> HeldModel:
+    """GGUFError for a file that is no model."""
+    facts = await in_thread(lambda: _facts(known.path, known.created))
+    changed = datetime.fromtimestamp(known.created, UTC).isoformat().replace("+00:00", "Z")
     return {
-        "name": service.model, "model": service.model, "modified_at": changed,
+        "name": known.name, "model": known.name, "modified_at": changed,
         "size": facts["bytes"], "digest": "", "details": _details(facts),
     }  # fmt: skip
 
@@ -57,27 +65,41 @@ def _details(facts: dict[str, Any]) -> ModelDetails:
 
 
 async def tags(http: HttpRequest) -> Response:
-    reply: Tags = {"models": [await _model(http.app.state.service)]}
+    """Files that are no models are not shown; who asks for one is told."""
+    models: Models = http.app.state.models
+    reply: Tags = {"models": []}
+    for known in models.all():
+        with contextlib.suppress(GGUFError):
+            reply["models"].append(await _model(known))
     return JSONResponse(reply)
 
 
 async def ps(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
-    running: RunningModel = {
-        **await _model(service),
-        "expires_at": _NEVER,
-        "size_vram": 0,
-        "context_length": service.engine.llm.n_ctx,
-    }
-    reply: Running = {"models": [running]}
+    models: Models = http.app.state.models
+    reply: Running = {"models": []}
+    for known in models.loaded:
+        if known.service is not None:
+            running: RunningModel = {
+                **await _model(known), "expires_at": _expires(models, known), "size_vram": 0,
+                "context_length": known.service.engine.llm.n_ctx,
+            }  # fmt: skip
+            reply["models"].append(running)
     return JSONResponse(reply)
 
 
+def _expires(models: Models, known: Known) -> str:
+    """When it will be unloaded if nobody uses it."""
+    left = models.seconds_left(known)
+    if left is None:
+        return _NEVER
+    return (datetime.now(UTC) + timedelta(seconds=left)).isoformat().replace("+00:00", "Z")
+
+
 async def show(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, ShowRequest)
-    check_model(service, body.model or body.name)
-    llm, model = service.engine.llm, await _model(service)
+    models: Models = http.app.state.models
+    service = await serving(http, plain_name(body.model or body.name))
+    llm, model = service.engine.llm, await _model(models.find(service.model))
     template = service.template.source if service.template is not None else ""
     capabilities: list[Literal["completion", "embedding", "tools", "thinking"]]
     if llm.is_encoder:
@@ -89,7 +111,7 @@ async def show(http: HttpRequest) -> Response:
         if "think" in template:
             capabilities.append("thinking")
     reply: Shown = {
-        "license": _facts(Path(llm.path))["licence"] or "",
+        "license": llm.metadata.get("general.license", ""),
         "modelfile": "", "parameters": "", "template": template,
         "details": model["details"], "modified_at": model["modified_at"],
         "model_info": {k: _plain(v) for k, v in llm.metadata.items() if k not in _LONG},
@@ -109,9 +131,8 @@ def _plain(value: Any) -> str | bool | int | float | None:
 
 
 async def api_embed(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, EmbedRequest)
-    check_model(service, body.model)
+    service = await serving(http, plain_name(body.model))
     begun = time.perf_counter()
     texts = [body.input] if isinstance(body.input, str) else body.input
     prompts, vectors = await embed(service, list(texts))

@@ -26,7 +26,8 @@ _REF = "#/components/schemas/{model}"
 _STATUSES = {
     200: "OK", 400: "The request or one of its fields is at fault", 401: "An API key is missing",
     403: "The host or the origin is not allowed", 404: "There is no such model",
-    408: "The request was not done in time", 413: "The body is too large",
+    408: "The request was not done in time", 409: "The model is in use or pinned",
+    413: "The body is too large",
     415: "The body is not JSON, or compressed", 429: "Too much waits already",
     500: "The server or the model has failed", 501: "This server was not started for it",
     503: "The server takes no requests at the moment",

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import time
 from base64 import b64encode
-from collections import deque
 from functools import cache
 from importlib.resources import files
-from typing import Literal
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from edgellm.metrics import Metrics
-from edgellm.server.reply_schemas import Status
-from edgellm.server.service import Service
-
-_SAMPLE_SECONDS, _SAMPLES = 1.0, 5  # the speed of the last few seconds
+from edgellm.server.models import Known, Models
+from edgellm.server.reply_schemas import ModelStatus, Status
 
 
 @cache
@@ -47,44 +40,30 @@ async def page(http: HttpRequest) -> Response:
     return Response(content, media_type="text/html", headers=headers)
 
 
-class Rate:
-    """Generated tokens a second, of the last few."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._samples = deque([self._now()], _SAMPLES + 1)
-
-    def _now(self) -> tuple[float, int]:
-        return time.monotonic(), self._metrics.generation_tokens
-
-    async def watch(self) -> None:
-        while True:
-            await asyncio.sleep(_SAMPLE_SECONDS)
-            self._samples.append(self._now())
-
-    @property
-    def per_second(self) -> float:
-        (begun, before), (now, count) = self._samples[0], self._now()
-        return (count - before) / max(now - begun, _SAMPLE_SECONDS)
-
-
 async def status(http: HttpRequest) -> Response:
     """What runs, what waits, and how fast; for the page and `edgellm ps`."""
-    service: Service = http.app.state.service
-    rate: Rate = http.app.state.rate
-    engine = service.engine
-    state: Literal["ready", "stalled", "failed"] = "failed"
-    if engine.is_alive:
-        state = "ready" if engine.is_ready else "stalled"
-    reply: Status = {"models": [{
-        "name": service.model,
-        "state": "draining" if service.is_draining else state,
-        "running": len(engine.running),
-        "waiting": engine.n_waiting,
-        "tokens_per_second": round(rate.per_second, 1),
-        "generated": engine.metrics.generation_tokens,
-        "kv_cache_usage": round(engine.kv_usage, 4),
-        "n_ctx": engine.llm.n_ctx,
-        "seats": engine.llm.max_num_seqs,
-    }]}  # fmt: skip
+    models: Models = http.app.state.models
+    reply: Status = {"models": [_status(known, models.is_draining) for known in models.all()]}
     return JSONResponse(reply)
+
+
+def _status(known: Known, is_draining: bool) -> ModelStatus:
+    service = known.service
+    if service is None or known.state != "loaded":
+        state = "unloaded" if known.state == "loaded" else known.state
+        return {"name": known.name, "state": state}
+    engine, name = service.engine, known.name
+    found: ModelStatus = {
+        "name": name, "state": "ready", "running": len(engine.running),
+        "waiting": engine.n_waiting, "tokens_per_second": round(service.rate.per_second, 1),
+        "generated": engine.metrics.generation_tokens,
+        "kv_cache_usage": round(engine.kv_usage, 4), "n_ctx": engine.llm.n_ctx,
+        "seats": engine.llm.max_num_seqs,
+    }  # fmt: skip
+    if not engine.is_alive:
+        found["state"] = "failed"
+    elif not engine.is_ready:
+        found["state"] = "stalled"
+    elif is_draining:
+        found["state"] = "draining"
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -10,7 +11,9 @@ from edgellm.errors import EdgeLLMError
 from edgellm.request_options import RequestOptions
 from edgellm.sampling_params import SamplingParams
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.safety import NO_CAPS, Caps
 from edgellm.server.schemas import ResponseFormat, Sampled
+from edgellm.server.service import Service
 
 _MOST_PIECES = 256  # that a stream may be behind
 
@@ -85,15 +88,30 @@ def _structure(wanted: ResponseFormat | None) -> dict[str, Any]:
     return {"regex" if wanted.type == "regex" else "grammar": text}
 
 
-def request_options(http: HttpRequest, body: Sampled, timeout: float | None) -> RequestOptions:
+def capped(http: HttpRequest, params: SamplingParams) -> SamplingParams:
+    """As far as the client's key lets it ask. ApiError 400."""
+    caps: Caps = http.scope.get("state", {}).get("caps", NO_CAPS)  # see safety
+    if caps.max_tokens is None:
+        return params
+    if params.max_tokens is not None and params.max_tokens > caps.max_tokens:
+        raise ApiError(
+            400, f"max_tokens: at most {caps.max_tokens} with this API key.", param="max_tokens"
+        )
+    return replace(params, max_tokens=params.max_tokens or caps.max_tokens)
+
+
+def request_options(http: HttpRequest, body: Sampled, service: Service) -> RequestOptions:
     """Lane, time and cache of a request. Clients with different keys never share a cache."""
     priority = body.priority
     if isinstance(priority, int):  # vLLM's: lower goes first, 0 is the default
         priority = "batch" if priority > 0 else "interactive"
+    timeout = service.request_seconds
     if body.timeout is not None:
         timeout = body.timeout if timeout is None else min(timeout, body.timeout)
     return RequestOptions(
         priority=priority or "interactive",
+        queue_timeout=service.queue_seconds,
+        first_token_timeout=service.first_token_seconds,
         timeout=timeout,
         cache_salt=salt_of(http, body.cache_salt),
         most_pieces=_MOST_PIECES if body.stream else None,

@@ -12,8 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.models import Known, Models, serving
 from edgellm.server.reply_schemas import (
     Detokenized,
+    Done,
     Embedding,
     EmbeddingReply,
     Health,
@@ -24,44 +26,65 @@ from edgellm.server.reply_schemas import (
     Tokenized,
     TokenPiece,
 )
-from edgellm.server.schemas import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from edgellm.server.schemas import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ModelRequest,
+    TokenizeRequest,
+)
 from edgellm.server.service import Service, in_thread
 
 
-def _service(http: HttpRequest) -> Service:
-    service: Service = http.app.state.service
-    return service
+def _models(http: HttpRequest) -> Models:
+    models: Models = http.app.state.models
+    return models
 
 
 # ---- models --------------------------------------------------------------------------------------
 
 
-def _model(service: Service) -> Model:
-    llm = service.engine.llm
-    return {
-        "id": service.model, "object": "model", "created": service.created, "owned_by": "edgellm",
-        "meta": {"n_ctx": llm.n_ctx, "n_ctx_train": llm.config.n_ctx, "n_vocab": llm.n_vocab,
-                 "n_embd": llm.config.n_embd, "architecture": llm.config.architecture},
+def _model(known: Known) -> Model:
+    found: Model = {
+        "id": known.name, "object": "model", "created": known.created, "owned_by": "edgellm",
+        "status": {"value": known.state},
     }  # fmt: skip
+    if known.service is not None:
+        llm = known.service.engine.llm
+        found["meta"] = {
+            "n_ctx": llm.n_ctx, "n_ctx_train": llm.config.n_ctx, "n_vocab": llm.n_vocab,
+            "n_embd": llm.config.n_embd, "architecture": llm.config.architecture,
+        }  # fmt: skip
+    return found
 
 
 async def models(http: HttpRequest) -> Response:
-    reply: ModelList = {"object": "list", "data": [_model(_service(http))]}
+    reply: ModelList = {"object": "list", "data": [_model(k) for k in _models(http).all()]}
     return JSONResponse(reply)
 
 
 async def model(http: HttpRequest) -> Response:
-    service = _service(http)
-    service.check_model(http.path_params["name"])
-    return JSONResponse(_model(service))
+    return JSONResponse(_model(_models(http).find(http.path_params["name"])))
+
+
+async def load(http: HttpRequest) -> Response:
+    """llama-server's: the model is loaded when the answer comes."""
+    body = await read(http, ModelRequest)
+    await _models(http).load(body.model)
+    return JSONResponse(_DONE)
+
+
+async def unload(http: HttpRequest) -> Response:
+    body = await read(http, ModelRequest)
+    await _models(http).unload(body.model)
+    return JSONResponse(_DONE)
 
 
 # ---- tokens --------------------------------------------------------------------------------------
 
 
 async def tokenize(http: HttpRequest) -> Response:
-    llm = _service(http).engine.llm
     body = await read(http, TokenizeRequest)
+    llm = (await serving(http, body.model)).engine.llm
     tokens = await in_thread(
         lambda: llm.tokenize(body.content, body.add_special, body.parse_special)
     )
@@ -83,8 +106,8 @@ def _piece(raw: bytes) -> str | list[int]:
 
 
 async def detokenize(http: HttpRequest) -> Response:
-    llm = _service(http).engine.llm
     body = await read(http, DetokenizeRequest)
+    llm = (await serving(http, body.model)).engine.llm
     if any(token >= llm.n_vocab for token in body.tokens):
         raise ApiError(400, f"tokens: the vocabulary has {llm.n_vocab}.", param="tokens")
     reply: Detokenized = {"content": llm.detokenize(body.tokens)}
@@ -109,9 +132,8 @@ async def embed(service: Service, given: list[Any]) -> tuple[list[list[int]], ND
 
 
 async def embeddings(http: HttpRequest) -> Response:
-    service = _service(http)
     body = await read(http, EmbeddingRequest)
-    name, given = service.check_model(body.model), body.input
+    service, given = await serving(http, body.model), body.input
     single = isinstance(given, str) or (given and isinstance(given[0], int))
     prompts, vectors = await embed(service, [given] if single else list(given))
     if body.dimensions is not None and body.dimensions != vectors.shape[1]:
@@ -123,7 +145,7 @@ async def embeddings(http: HttpRequest) -> Response:
         data.append({"object": "embedding", "index": i, "embedding": value})
     n = sum(map(len, prompts))
     reply: EmbeddingReply = {
-        "object": "list", "data": data, "model": name,
+        "object": "list", "data": data, "model": service.model,
         "usage": {"prompt_tokens": n, "total_tokens": n},
     }  # fmt: skip
     return JSONResponse(reply)
@@ -133,38 +155,38 @@ async def embeddings(http: HttpRequest) -> Response:
 
 
 _OK: Health = {"status": "ok"}
+_DONE: Done = {"success": True}
 
 
 async def health(http: HttpRequest) -> Response:
     """llama-server's."""
-    engine = _service(http).engine
-    if engine.is_ready and not _service(http).is_draining:
+    models = _models(http)
+    if models.is_ready:
         return JSONResponse(_OK)
-    return ApiError(503, "The server is not ready.").response()
+    text = "Loading model" if models.is_starting else "The server is not ready."
+    return ApiError(503, text).response()
 
 
 async def livez(http: HttpRequest) -> Response:
-    """Whether the process works: its engine's thread runs and makes progress."""
-    engine = _service(http).engine
-    if engine.is_alive and not engine.is_stalled:
+    """Whether the process works: its engines' threads run and make progress."""
+    if _models(http).is_alive:
         return JSONResponse(_OK)
-    return ApiError(503, "The engine does not work.").response()
+    return ApiError(503, "An engine does not work.").response()
 
 
 async def readyz(http: HttpRequest) -> Response:
     """Whether a request would be served now."""
-    service = _service(http)
-    n_open, seats = service.engine.n_open, service.engine.llm.max_num_seqs
-    waiting = max(0, n_open - seats)
-    has_room = n_open < seats + service.max_queue
-    if service.engine.is_ready and not service.is_draining and has_room:
-        reply: Readiness = {"status": "ok", "waiting": waiting}
+    models = _models(http)
+    services = [known.service for known in models.loaded if known.service is not None]
+    has_room = not services or any(service.n_room > 0 for service in services)
+    if models.is_ready and has_room:
+        reply: Readiness = {"status": "ok", "waiting": sum(s.n_waiting for s in services)}
         return JSONResponse(reply)
     return ApiError(503, "The server is not ready.").response()
 
 
 async def props(http: HttpRequest) -> Response:
-    service = _service(http)
+    service = await serving(http, http.query_params.get("model"))
     llm, defaults = service.engine.llm, service.defaults
     reply: Props = {
         "default_generation_settings": {

@@ -211,12 +211,19 @@ class ModelMeta(TypedDict):
     architecture: str
 
 
+class LoadStatus(TypedDict):
+    value: Literal["unloaded", "loading", "loaded", "unloading"]
+
+
 class Model(TypedDict):
+    """``meta`` of one that is loaded."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    meta: ModelMeta
+    status: LoadStatus
+    meta: NotRequired[ModelMeta]
 
 
 class ModelList(TypedDict):
@@ -292,6 +299,10 @@ class Health(TypedDict):
     status: Literal["ok"]
 
 
+class Done(TypedDict):
+    success: Literal[True]
+
+
 class Readiness(Health):
     waiting: int
 
@@ -329,14 +340,14 @@ class ModelStatus(TypedDict):
     """Of a model; what follows ``state`` only while it is loaded."""
 
     name: str
-    state: Literal["ready", "stalled", "failed", "draining"]
-    running: int
-    waiting: int
-    tokens_per_second: float
-    generated: int
-    kv_cache_usage: float
-    n_ctx: int
-    seats: int
+    state: Literal["unloaded", "loading", "unloading", "ready", "stalled", "failed", "draining"]
+    running: NotRequired[int]
+    waiting: NotRequired[int]
+    tokens_per_second: NotRequired[float]
+    generated: NotRequired[int]
+    kv_cache_usage: NotRequired[float]
+    n_ctx: NotRequired[int]
+    seats: NotRequired[int]
 
 
 class Status(TypedDict):

@@ -13,6 +13,7 @@ from edgellm.server import sse
 from edgellm.server.body import Body, read
 from edgellm.server.chat_turn import Turn, begin
 from edgellm.server.errors import ApiError, unsupported
+from edgellm.server.models import serving
 from edgellm.server.replies import new_id
 from edgellm.server.responses_schemas import (
     Cut,
@@ -37,7 +38,7 @@ from edgellm.server.schemas import (
     Tool,
     ToolCall,
 )
-from edgellm.server.service import Service, aborted_on_disconnect, until_left
+from edgellm.server.service import aborted_on_disconnect, until_left
 from edgellm.tools import CallArguments, CallStart, Content, Event, Reasoning
 
 # ---- requests -----------------------------------------------------------------------------------
@@ -319,9 +320,8 @@ class _Answer:
 
 
 async def responses(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
     body = await read(http, ResponsesRequest)
-    service.check_model(body.model)
+    service = await serving(http, body.model)
     turn = await begin(http, service, chat_request(body))
     answer = _Answer(body, turn)
     if body.stream:

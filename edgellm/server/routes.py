@@ -38,10 +38,15 @@ class _Name(PathConvertor):
 register_url_convertor("name", _Name())
 
 GENERATES = (404, 408, 429, 503)
+_MODEL = (404, 503)  # one is looked up, and perhaps loaded
 _CHAT_LINE, _GENERATE_LINE = o.ChatLine | o.ChatEnd, o.GenerateLine | o.GenerateEnd
 _FAIL = {
     "name": "fail_on_no_slot", "in": "query", "schema": {"type": "string"},
     "description": "Anything but nothing: a 503 while no slot is free.",
+}  # fmt: skip
+_OF = {
+    "name": "model", "in": "query", "schema": {"type": "string"},
+    "description": "Of which model, where there are several.",
 }  # fmt: skip
 _ACTION = {
     "name": "action", "in": "query", "required": True,
@@ -75,6 +80,8 @@ ROUTES = [
     ),
     Operation("GET", "/v1/models", plain.models, reply=r.ModelList),
     Operation("GET", "/v1/models/{name:name}", plain.model, reply=r.Model, errors=(404,)),
+    Operation("POST", "/models/load", plain.load, s.ModelRequest, r.Done, errors=(404, 503)),
+    Operation("POST", "/models/unload", plain.unload, s.ModelRequest, r.Done, errors=(404, 409)),
     Operation(
         "POST", "/api/chat", ollama.chat, o.OllamaChatRequest, o.ChatEnd | o.ChatLoaded,
         _CHAT_LINE, sse.OLLAMA, GENERATES,
@@ -95,16 +102,21 @@ ROUTES = [
         "POST", "/infill", infill.infill, s.InfillRequest, r.InfillEnd,
         r.InfillPiece | r.InfillEnd, sse.PLAIN, GENERATES,
     ),
-    Operation("POST", "/tokenize", plain.tokenize, s.TokenizeRequest, r.Tokenized),
-    Operation("POST", "/detokenize", plain.detokenize, s.DetokenizeRequest, r.Detokenized),
-    Operation("POST", "/apply-template", chat.apply_template, s.TemplateRequest, r.Prompted),
-    Operation("GET", "/props", plain.props, reply=r.Props),
+    Operation("POST", "/tokenize", plain.tokenize, s.TokenizeRequest, r.Tokenized, errors=_MODEL),
+    Operation(
+        "POST", "/detokenize", plain.detokenize, s.DetokenizeRequest, r.Detokenized, errors=_MODEL
+    ),
+    Operation(
+        "POST", "/apply-template", chat.apply_template, s.TemplateRequest, r.Prompted,
+        errors=_MODEL,
+    ),
+    Operation("GET", "/props", plain.props, reply=r.Props, errors=_MODEL, query=(_OF,)),
     Operation("GET", "/", page.page, media="text/html"),
     Operation("GET", "/status", page.status, reply=r.Status),
-    Operation("GET", "/slots", slots.slots, reply=list[r.Slot], errors=(503,), query=(_FAIL,)),
+    Operation("GET", "/slots", slots.slots, reply=list[r.Slot], errors=_MODEL, query=(_FAIL, _OF)),
     Operation(
-        "POST", "/slots/{id}", slots.act, s.SlotRequest, r.SlotDone, errors=(404, 501),
-        query=(_ACTION,),
+        "POST", "/slots/{id}", slots.act, s.SlotRequest, r.SlotDone, errors=(404, 501, 503),
+        query=(_ACTION, _OF),
     ),
     Operation("GET", "/health", plain.health, reply=r.Health, errors=(503,)),
     Operation("GET", "/v1/health", plain.health, reply=r.Health, errors=(503,)),

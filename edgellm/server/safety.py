@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,10 +26,23 @@ MOST_HEADER_BYTES, MOST_HEADERS, MOST_URL_BYTES = 16 << 10, 64, 8 << 10
 
 
 @dataclass(frozen=True)
+class Caps:
+    """What one API key may ask for: tokens of an answer, and requests at once."""
+
+    max_tokens: int | None = None
+    concurrency: int | None = None
+
+
+NO_CAPS = Caps()
+
+
+@dataclass(frozen=True)
 class Guard:
-    """``keys``: none, and everybody may ask. ``hosts``: names in Host headers, without port."""
+    """``keys``: none, and everybody may ask; ``caps`` of some of them. ``hosts``: names in Host
+    headers, without port."""
 
     keys: tuple[str, ...] = ()
+    caps: Mapping[str, Caps] = field(default_factory=dict)
     hosts: tuple[str, ...] = LOCAL
     origins: tuple[str, ...] = ()
     most_body_bytes: int = 8 << 20
@@ -42,7 +56,8 @@ class Safety:
 
     def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self._app, self._guard = app, guard
-        self._digests = [_digest(key) for key in guard.keys]
+        self._digests = {_digest(key): guard.caps.get(key, NO_CAPS) for key in guard.keys}
+        self._n_open: Counter[str] = Counter()  # requests under way, by key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,7 +83,12 @@ class Safety:
                 ]
             await send(message)
 
-        await self._app(scope, receive, send if origin is None else send_with_origin)
+        client = scope.get("state", {}).get("client", "")
+        self._n_open[client] += 1
+        try:
+            await self._app(scope, receive, send if origin is None else send_with_origin)
+        finally:
+            self._n_open[client] -= 1
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         guard = self._guard
@@ -103,9 +123,13 @@ class Safety:
             key = headers.get("x-api-key", "")
         mine = _digest(key.strip())
         # all are compared, so that time does not tell which one was nearly right
-        if not any([hmac.compare_digest(mine, known) for known in self._digests]):
+        found = [caps for known, caps in self._digests.items() if hmac.compare_digest(mine, known)]
+        if not found:
             raise ApiError(401, "An API key is needed: Authorization: Bearer KEY.")
-        scope.setdefault("state", {})["client"] = mine.hex()
+        client, caps = mine.hex(), found[0]
+        if caps.concurrency is not None and self._n_open[client] >= caps.concurrency:
+            raise ApiError(429, f"With this API key {caps.concurrency} requests may run at once.")
+        scope.setdefault("state", {}).update(client=client, caps=caps)
 
 
 def check_body(headers: Headers, guard: Guard) -> None:

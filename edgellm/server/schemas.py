@@ -196,14 +196,24 @@ class EmbeddingRequest(Body):
     user: str | None = None
 
 
-class TokenizeRequest(Body):
+class ForModel(Body):
+    model: str | None = None
+
+
+class ModelRequest(Body):
+    """To load or unload a model."""
+
+    model: str = Field(min_length=1)
+
+
+class TokenizeRequest(ForModel):
     content: str
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(ForModel):
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
 
@@ -212,7 +222,7 @@ class SlotRequest(Body):
     cache_salt: str | None = Field(default=None, max_length=256)
 
 
-class TemplateRequest(Body):
+class TemplateRequest(ForModel):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

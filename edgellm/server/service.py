@@ -1,10 +1,11 @@
-"""What the server's endpoints share: the engine, the model's name, the limits."""
+"""What serves one model: its engine, name and limits."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from starlette.types import Receive
 
 from edgellm.chat import ChatTemplate
 from edgellm.engine import AsyncLLM
+from edgellm.metrics import Metrics
 from edgellm.request import Request
 from edgellm.request_options import RequestOptions
 from edgellm.sampling_params import SamplingParams
@@ -22,12 +24,33 @@ from edgellm.server.errors import ApiError
 
 T = TypeVar("T")
 log = logging.getLogger("edgellm.server")
+_SAMPLES = 5  # seconds that a rate is of
+
+
+class Rate:
+    """Generated tokens a second, of the last few, if ``sample`` is called every second."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._samples = deque([self._now()], _SAMPLES + 1)
+
+    def _now(self) -> tuple[float, int]:
+        return time.monotonic(), self._metrics.generation_tokens
+
+    def sample(self) -> None:
+        self._samples.append(self._now())
+
+    @property
+    def per_second(self) -> float:
+        (begun, before), (now, count) = self._samples[0], self._now()
+        return (count - before) / max(now - begun, 1.0)
 
 
 @dataclass
 class Service:
     """``max_queue`` requests and ``max_queue_tokens`` of their prompts may wait beside those that
-    run; ``request_seconds`` is the longest that one may take."""
+    run. The seconds are the longest that a request may take: to be begun, to its first token, in
+    all; None: any time."""
 
     engine: AsyncLLM
     model: str
@@ -35,31 +58,34 @@ class Service:
     defaults: SamplingParams = SamplingParams(max_tokens=None)
     max_queue: int = 64
     max_queue_tokens: int = 1 << 20
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
     request_seconds: float | None = 3600.0
     slot_dir: Path | None = None  # where the caches of slots may be saved
     allow_special: bool = False  # texts of control tokens in messages and prompts are those tokens
     is_draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def check_model(self, name: str | None) -> str:
-        """The name to answer with; 404 for a model that is not here."""
-        if name and name != self.model:
-            raise ApiError(
-                404, f"The model {name!r:.100} is not here; this server has {self.model!r}.",
-                param="model", code="model_not_found",
-            )  # fmt: skip
-        return self.model
+    def __post_init__(self) -> None:
+        self.rate = Rate(self.engine.metrics)
+
+    @property
+    def n_room(self) -> int:
+        """Answers that could still be asked for."""
+        return self.engine.llm.max_num_seqs + self.max_queue - self.engine.n_open
+
+    @property
+    def n_waiting(self) -> int:
+        return max(0, self.engine.n_open - self.engine.llm.max_num_seqs)
 
     def check_room(self, n: int, n_tokens: int) -> None:
         """429 when too much waits already, 400 for what could never be taken."""
         if not self.engine.is_alive or self.is_draining:
             raise ApiError(503, "The server is not taking requests.")
-        llm = self.engine.llm
-        room = llm.max_num_seqs + self.max_queue
+        room, waiting = self.engine.llm.max_num_seqs + self.max_queue, self.n_waiting
         if n > room:
             raise ApiError(400, f"{n} answers are asked for at once; at most {room} can be.")
-        waiting = max(0, self.engine.n_open - llm.max_num_seqs)
-        if self.engine.n_open + n > room:
+        if n > self.n_room:
             raise ApiError(429, f"{waiting} requests wait already; try again later.")
         if waiting and self.engine.n_queued_tokens + n_tokens > self.max_queue_tokens:
             raise ApiError(429, "Too many tokens of prompts wait already; try again later.")

@@ -17,17 +17,17 @@ from edgellm.kv_file import KVFileError
 from edgellm.loop import Seat
 from edgellm.server.body import read
 from edgellm.server.errors import ApiError
+from edgellm.server.models import serving
 from edgellm.server.parameters import salt_of
 from edgellm.server.reply_schemas import Slot, SlotDone
 from edgellm.server.schemas import SlotRequest
-from edgellm.server.service import Service, in_thread
+from edgellm.server.service import in_thread
 from edgellm.session import NAME, RESERVED
 
 
 async def slots(http: HttpRequest) -> Response:
     """What runs: numbers only, never what anybody wrote."""
-    service: Service = http.app.state.service
-    engine = service.engine
+    engine = (await serving(http, http.query_params.get("model"))).engine
     running, n = {s.row: s for s in engine.running}, engine.llm.max_num_seqs
     if http.query_params.get("fail_on_no_slot") and len(running) >= n:
         return ApiError(503, "No slot is free.").response()
@@ -41,8 +41,8 @@ async def slots(http: HttpRequest) -> Response:
 
 async def act(http: HttpRequest) -> Response:
     """save, restore or erase."""
-    service: Service = http.app.state.service
     body = await read(http, SlotRequest)
+    service = await serving(http, http.query_params.get("model"))
     folder, llm = service.slot_dir, service.engine.llm
     if folder is None:
         raise ApiError(501, "Slots are not saved here: start the server with --slot-save-path.")

@@ -17,6 +17,7 @@ from edgellm import LLM
 from edgellm.conversation import template_of
 from edgellm.engine import AsyncLLM
 from edgellm.server.app import make_app
+from edgellm.server.models import Models
 from edgellm.server.run import configured, listen
 from edgellm.server.safety import Guard
 from edgellm.server.service import Service
@@ -25,6 +26,10 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+def no_others(name: str, path: Path) -> Service:
+    raise AssertionError("there is one model, and it is loaded")
 
 
 class Running:
@@ -40,7 +45,9 @@ class Running:
         self.engine = AsyncLLM(self.llm)
         template = template_of(self.llm, None) if self.llm.chat_template else None
         self.service = Service(self.engine, "tiny", template, **service_options)
-        application = make_app(self.service, guard, drain_seconds=0, **app)
+        self.models = Models(no_others, lambda path: 0)
+        self.models.add("tiny", path, self.service)
+        application = make_app(self.models, guard, drain_seconds=0, **app)
         self._server = uvicorn.Server(configured(application, *connections))
         self._socket = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

@@ -317,7 +317,7 @@ def test_a_fault_of_ours_tells_the_client_nothing(
     def fail(self: Any, name: str | None) -> str:
         raise RuntimeError("inner /secret/path")
 
-    monkeypatch.setattr("edgellm.server.service.Service.check_model", fail)
+    monkeypatch.setattr("edgellm.server.models.Models.find", fail)
     answer = httpx.get(server.url + "/v1/models/a%1bb")
     assert answer.status_code == 500 and "secret" not in answer.text
     [record] = [r for r in caplog.records if r.name == "edgellm.server"]

@@ -31,7 +31,10 @@ class FakeEngine:
 
 class FakeService:
     def __init__(self, engine):
-        self.engine, self.is_draining = engine, False
+        self.engine, self.is_draining, self.rate = engine, False, self
+
+    def sample(self):
+        """What a rate does every second."""
 
 
 class World:

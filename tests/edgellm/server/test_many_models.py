@@ -1,0 +1,375 @@
+"""One server, several models: real ones, tiny, in a folder."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+from contract import Contract
+
+from edgellm import LLM
+from edgellm.conversation import template_of
+from edgellm.engine import AsyncLLM
+from edgellm.server.app import make_app
+from edgellm.server.models import Models
+from edgellm.server.run import _Server, configured, listen
+from edgellm.server.safety import Caps, Guard
+from edgellm.server.service import Service
+from edgellm.turns import Turns
+
+CHAT = "/v1/chat/completions"
+ASK = [{"role": "user", "content": "hello"}]
+SHORT = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+class Server:
+    """Models of a folder, in this process; ``pause``: seconds that loading takes besides."""
+
+    def __init__(self, folder, first=None, guard=None, pause=0.0, **options):
+        self.folder, self.pause, self.turns = folder, pause, Turns()
+        self.models = Models(self._load, lambda path: 0, folder, **options)
+        if first:
+            self.models.add(first, folder / f"{first}.gguf")
+        self.ready = threading.Event()
+        app = make_app(self.models, guard or Guard(), drain_seconds=0)
+        self._server = _Server(configured(app), self.models, self.ready.set)
+        self._server.capture_signals = _nothing
+        self._socket = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        contract = Contract(app.state.openapi)
+        self.http = httpx.Client(
+            base_url=self.url, timeout=60, event_hooks={"response": [_read, contract.check]}
+        )
+
+    def _load(self, name, path):
+        time.sleep(self.pause)
+        llm = LLM(path, n_threads=2, n_ctx=512, max_num_seqs=4)
+        return Service(AsyncLLM(llm, turns=self.turns), name, template_of(llm, None))
+
+    def chat(self, model=None, **more):
+        body = {"messages": ASK, **SHORT, **more} | ({"model": model} if model else {})
+        return self.http.post(CHAT, json=body)
+
+    def text(self, model):
+        return self.chat(model).json()["choices"][0]["message"]["content"]
+
+    def states(self):
+        return {m["id"]: m["status"]["value"] for m in self.http.get("/v1/models").json()["data"]}
+
+    def stop(self):
+        self.http.close()
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+
+def _nothing():
+    """Signals are the tests' own."""
+    return contextlib.nullcontext()
+
+
+def _read(reply):
+    if reply.headers.get("content-type") == "application/json":
+        reply.read()
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model, tmp_path_factory):
+    found = tmp_path_factory.mktemp("models")
+    for name in ("llama", "qwen2", "gemma3"):
+        shutil.copy(tiny_model(name, template=TEMPLATE, n_ctx=512), found / f"{name}.gguf")
+    (found / "broken.gguf").write_bytes(b"GGUF" + bytes(60))
+    return found
+
+
+@pytest.fixture
+def start(folder):
+    running = []
+
+    def begin(**options):
+        running.append(Server(folder, **options))
+        return running[-1]
+
+    yield begin
+    for server in running:
+        server.stop()
+
+
+def test_models_are_loaded_when_requests_name_them(start, folder):
+    server = start()
+    assert server.ready.wait(10)
+    assert set(server.states().values()) == {"unloaded"}
+    assert server.http.get("/readyz").status_code == 200
+    texts = {name: server.text(name) for name in ("llama", "qwen2")}
+    assert server.states() == {
+        "broken": "unloaded", "gemma3": "unloaded", "llama": "loaded", "qwen2": "loaded",
+    }  # fmt: skip
+    for name, text in texts.items():  # the same as alone
+        alone = start(first=name)
+        alone.ready.wait(10)
+        assert alone.text(None) == text
+    answer = server.chat("other")
+    assert answer.status_code == 404 and "'gemma3'" in answer.json()["error"]["message"]
+    assert server.chat().status_code == 400  # none is named, and there are several
+    answer = server.chat("broken")
+    assert answer.status_code == 503 and "cannot be loaded" in answer.json()["error"]["message"]
+    assert server.text("llama") == texts["llama"]
+
+
+def test_every_api_names_models(start):
+    server = start()
+    http = server.http
+    assert http.post("/tokenize", json={"content": "a", "model": "qwen2"}).status_code == 200
+    assert http.get("/props?model=qwen2").json()["model_alias"] == "qwen2"
+    assert len(http.get("/slots?model=qwen2").json()) == 4
+    assert http.post("/apply-template", json={"messages": ASK, "model": "llama"}).json() == {
+        "prompt": "<user>hello<assistant>"
+    }
+    asked = {
+        "model": "llama:latest",
+        "messages": ASK,
+        "stream": False,
+        "options": {"num_predict": 2},
+    }
+    assert http.post("/api/chat", json=asked).json()["done"]
+    assert [m["name"] for m in http.get("/api/tags").json()["models"]] == [
+        "gemma3",
+        "llama",
+        "qwen2",
+    ]
+    assert {m["name"] for m in http.get("/api/ps").json()["models"]} == {"llama", "qwen2"}
+    assert http.post("/api/show", json={"model": "llama"}).json()["capabilities"] == ["completion"]
+    body = {"model": "gemma3", "messages": ASK, "max_tokens": 2}
+    assert http.post("/v1/messages", json=body).json()["model"] == "gemma3"
+    names = {m["name"]: m["state"] for m in http.get("/status").json()["models"]}
+    assert names == {"broken": "unloaded", "gemma3": "ready", "llama": "ready", "qwen2": "ready"}
+    metrics = http.get("/metrics").text
+    assert 'num_requests_running{model_name="gemma3"}' in metrics
+    assert 'num_requests_running{model_name="llama"}' in metrics
+
+
+def test_loading_and_unloading_by_hand(start):
+    server = start(first="llama")
+    assert server.ready.wait(10)
+    do = lambda what, name: server.http.post(f"/models/{what}", json={"model": name})  # noqa: E731
+    assert do("load", "qwen2").json() == {"success": True}
+    assert server.states()["qwen2"] == "loaded"
+    body = {
+        "model": "qwen2",
+        "messages": ASK,
+        "stream": True,
+        "max_tokens": 400,
+        "ignore_eos": True,
+    }
+    remove = server.models.find("qwen2").service.engine.llm.on("output", lambda _: time.sleep(0.02))
+    with server.http.stream("POST", CHAT, json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert do("unload", "qwen2").status_code == 409  # a model in use is never unloaded
+    for _ in range(200):
+        if not server.models.find("qwen2").is_in_use:
+            break
+        time.sleep(0.01)
+    remove()
+    assert do("unload", "qwen2").status_code == 200 and server.states()["qwen2"] == "unloaded"
+    assert do("unload", "llama").status_code == 409  # pinned
+    assert do("load", "nothing").status_code == 404
+    assert server.chat().status_code == 200  # the one of the command line is the default
+
+
+def test_idle_models_go(start):
+    server = start(idle_seconds=0.3)
+    server.text("llama")
+    left = server.http.get("/api/ps").json()["models"][0]["expires_at"]
+    assert left < "9999"
+    for _ in range(60):
+        if server.states()["llama"] == "unloaded":
+            break
+        time.sleep(0.1)
+    assert server.states()["llama"] == "unloaded"
+    assert server.text("llama")
+
+
+def test_an_engine_that_fails_takes_no_others_down(start):
+    server = start()
+    texts = {name: server.text(name) for name in ("llama", "qwen2")}
+    failing = server.models.find("llama").service.engine
+
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(server.chat("llama", max_tokens=300)))
+    failing.llm.on("output", lambda rows: time.sleep(0.01))
+    asking.start()
+    while not failing.n_open:
+        time.sleep(0.001)
+    failing.close()  # its thread ends under the request
+    asking.join()
+    assert answers[0].status_code in (200, 503)
+    assert server.text("qwen2") == texts["qwen2"]
+    assert server.text("llama") == texts["llama"]  # with an engine that was made anew
+    assert server.models.find("llama").service.engine is not failing
+    assert server.http.get("/readyz").status_code == 200
+
+
+def test_while_the_first_model_loads(start):
+    """As llama-server: 503, with the words that its clients know."""
+    server = start(first="llama", pause=0.6)
+    assert not server.ready.is_set()
+    for path in ("/health", "/readyz"):
+        assert server.http.get(path).status_code == 503
+    assert server.http.get("/health").json()["error"]["message"] == "Loading model"
+    assert server.http.get("/livez").status_code == 200
+    answer = server.chat()
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+    assert server.ready.wait(10)
+    assert server.http.get("/health").status_code == 200 and server.chat().status_code == 200
+
+
+def test_a_first_model_that_cannot_be_loaded_ends_the_server(start):
+    server = start(first="broken")
+    server._thread.join(10)
+    assert not server._thread.is_alive() and isinstance(server._server.failure, ValueError)
+
+
+def test_what_a_key_may_ask_for(start):
+    guard = Guard(keys=("a", "b"), caps={"a": Caps(max_tokens=5, concurrency=1)})
+    server = start(first="llama", guard=guard)
+    assert server.ready.wait(10)
+
+    def ask(key, **more):
+        body = {"messages": ASK, "temperature": 0, "ignore_eos": True, **more}
+        return server.http.post(CHAT, json=body, headers={"authorization": f"Bearer {key}"})
+
+    answer = ask("a", max_tokens=6)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "max_tokens"
+    assert ask("a").json()["usage"]["completion_tokens"] == 5
+    assert ask("b", max_tokens=6).json()["usage"]["completion_tokens"] == 6
+    engine = server.models.find("llama").service.engine
+    remove = engine.llm.on("output", lambda rows: time.sleep(0.05))
+    first = threading.Thread(target=lambda: ask("a", max_tokens=5))
+    first.start()
+    while not engine.n_open:
+        time.sleep(0.001)
+    refused = ask("a", max_tokens=1)
+    assert refused.status_code == 429 and "at once" in refused.json()["error"]["message"]
+    assert ask("b", max_tokens=1).status_code == 200
+    first.join()
+    remove()
+    assert ask("a", max_tokens=1).status_code == 200
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(folder):
+    processes = []
+
+    def begin(*arguments):
+        run = [sys.executable, "-m", "edgellm", "serve", "--port", "0", "-c", "512", *arguments]
+        processes.append(subprocess.Popen(run, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def address(process):
+    line = next(line for line in process.stderr if "http://" in line)
+    return "http://" + line.split("http://")[1].split("/v1")[0]
+
+
+def test_a_folder_is_served_and_left_in_peace(command, folder):
+    process = command("--models-dir", str(folder), "--pin", "llama", "--log-json")
+    url = address(process)
+    body = {"model": "llama", "messages": ASK, **SHORT}
+    assert httpx.post(url + CHAT, json=body, timeout=60).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    records = [json.loads(line) for line in process.stderr if line.startswith("{")]
+    assert any("llama is loaded" in record["message"] for record in records)
+    assert {"time", "level", "logger", "message"} <= set(records[0])
+
+
+def test_a_request_under_way_is_finished_and_a_second_signal_does_not_wait(command, folder):
+    for signals in (1, 2):
+        process = command(str(folder / "llama.gguf"))
+        url = address(process)
+        body = {"messages": ASK, "max_tokens": 450, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", url + CHAT, json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            if signals == 2:
+                time.sleep(0.02)
+                begun = time.monotonic()
+                process.send_signal(signal.SIGTERM)
+                process.wait(10)
+                assert time.monotonic() - begun < 5
+                break
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]" and process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        (["--models-dir", "/nowhere"], "--models-dir"),
+        (["--pin", "nobody"], "'nobody' to --pin"),
+        (["broken.gguf"], "broken.gguf"),
+        (["nothing.gguf"], "nothing.gguf"),
+        (["--api-key-file", "keys"], "'speed=3'"),
+    ],
+)
+def test_bad_starts_are_one_sentence(command, folder, flags, named):
+    (folder / "keys").write_text("abc speed=3\n")
+    flags = [str(folder / f) if f in ("broken.gguf", "keys") else f for f in flags]
+    more = (
+        []
+        if flags[0].endswith(".gguf") or flags[0] == "--models-dir"
+        else ["--models-dir", str(folder)]
+    )
+    process = command(*flags, *more)
+    assert process.wait(30) == 2
+    said = process.stderr.read()
+    assert named in said and "Traceback" not in said
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_unloading_gives_the_memory_back(real_model, tmp_path):
+    for name in ("SmolLM2", "gemma-3-270m"):
+        os.symlink(real_model(name), tmp_path / f"{name}.gguf")
+    server = Server(tmp_path)
+    anonymous = lambda: sum(m.private_dirty + m.swap for m in psutil.Process().memory_maps())  # noqa: E731
+    try:
+        server.text("SmolLM2")  # what a first model brings for good
+        server.http.post("/models/unload", json={"model": "SmolLM2"})
+        before = anonymous()
+        for _ in range(2):
+            for name in ("SmolLM2", "gemma-3-270m"):
+                server.text(name)
+                loaded = anonymous()
+                server.http.post("/models/unload", json={"model": name})
+                assert loaded - before > 50 << 20
+                assert anonymous() - before < 24 << 20
+    finally:
+        server.stop()
