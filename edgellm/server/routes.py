@@ -91,6 +91,7 @@ ROUTES = [
     ),
     Operation("POST", "/tokenize", plain.tokenize, s.TokenizeRequest, r.Tokenized),
     Operation("POST", "/detokenize", plain.detokenize, s.DetokenizeRequest, r.Detokenized),
+    Operation("GET", "/tokenizer_info", plain.tokenizer_info, reply=r.TokenizerInfo),
     Operation("POST", "/apply-template", chat.apply_template, s.TemplateRequest, r.Prompted),
     Operation("GET", "/props", plain.props, reply=r.Props),
     Operation("GET", "/slots", plain.slots, reply=list[r.Slot], errors=(503,), query=(_FAIL,)),

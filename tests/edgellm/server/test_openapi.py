@@ -66,7 +66,8 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "/api/embed": [{"model": "tiny", "input": ["a", "b"]}],
     "/api/show": [{"model": "tiny"}],
     "/infill": [{"input_prefix": "a", "input_suffix": "b", **SHORT}],
-    "/tokenize": [{"content": "hé"}, {"content": "hé", "with_pieces": True}],
+    "/tokenize": [{"content": "hé"}, {"content": "hé", "with_pieces": True},
+                  {"prompt": "hé"}],
     "/detokenize": [{"tokens": [104, 105]}],
     "/apply-template": [{"messages": ASK}],
 }  # fmt: skip
