@@ -14,8 +14,8 @@ from offers import HERMES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # 200 take about 9 minutes on two cores, most of it in making examples up.
 EXAMPLES = os.environ.get("EDGELLM_SCHEMATHESIS_EXAMPLES", "40")
-# A document cannot say what depends on the model (its tokens, its context, whether it is an encoder)
-# or on other fields (tool_choice needs tools): such requests are refused though they fit the schema.
+# What depends on the model (its tokens, its context, whether it is an encoder) or on other fields
+# (tool_choice needs tools) no document says: such requests are refused though they fit the schema.
 UNCHECKED = "positive_data_acceptance"
 
 
