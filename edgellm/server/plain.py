@@ -24,6 +24,7 @@ from edgellm.server.reply_schemas import (
     Props,
     Readiness,
     Tokenized,
+    TokenizerInfo,
     TokenPiece,
 )
 from edgellm.server.schemas import (
@@ -85,15 +86,16 @@ async def unload(http: HttpRequest) -> Response:
 async def tokenize(http: HttpRequest) -> Response:
     body = await read(http, TokenizeRequest)
     llm = (await serving(http, body.model)).engine.llm
-    tokens = await in_thread(
-        lambda: llm.tokenize(body.content, body.add_special, body.parse_special)
-    )
-    reply: Tokenized = {"tokens": tokens}
+    is_vllm = "prompt" in body.model_fields_set
+    text = body.prompt if is_vllm else body.content
+    add_special = body.add_special_tokens if is_vllm else body.add_special
+    tokens = await in_thread(lambda: llm.tokenize(text, add_special, body.parse_special))
+    reply: Tokenized = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.n_ctx}
     if body.with_pieces:
         pieces: list[TokenPiece] = [
             {"id": token, "piece": _piece(llm.tokenizer.piece(token, True))} for token in tokens
         ]
-        reply = {"tokens": pieces}
+        reply["tokens"] = pieces
     return JSONResponse(reply)
 
 
@@ -110,7 +112,26 @@ async def detokenize(http: HttpRequest) -> Response:
     llm = (await serving(http, body.model)).engine.llm
     if any(token >= llm.n_vocab for token in body.tokens):
         raise ApiError(400, f"tokens: the vocabulary has {llm.n_vocab}.", param="tokens")
-    reply: Detokenized = {"content": llm.detokenize(body.tokens)}
+    text = llm.detokenize(body.tokens)
+    reply: Detokenized = {"content": text, "prompt": text}
+    return JSONResponse(reply)
+
+
+async def tokenizer_info(http: HttpRequest) -> Response:
+    """vLLM's: what clients that make prompts of their own have to know, as lm-eval does."""
+    llm = (await serving(http, http.query_params.get("model"))).engine.llm
+    tokenizer = llm.tokenizer
+
+    def name(token: int | None) -> str | None:
+        return None if token is None else tokenizer.token_text(token)
+
+    reply: TokenizerInfo = {
+        "tokenizer_class": str(llm.metadata.get("tokenizer.ggml.model", "")),
+        "model_max_length": llm.n_ctx,
+        "bos_token": name(tokenizer.bos),
+        "eos_token": name(tokenizer.eos),
+        "chat_template": llm.chat_template,
+    }
     return JSONResponse(reply)
 
 

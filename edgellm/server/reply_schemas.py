@@ -284,11 +284,28 @@ class TokenPiece(TypedDict):
 
 
 class Tokenized(TypedDict):
+    """What is beside ``tokens`` is vLLM's."""
+
     tokens: list[int] | list[TokenPiece]
+    count: int
+    max_model_len: int
 
 
 class Detokenized(TypedDict):
+    """The text as llama-server calls it, and as vLLM does."""
+
     content: str
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """vLLM's, as far as a GGUF file knows."""
+
+    tokenizer_class: str
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
 
 
 class Prompted(TypedDict):

@@ -110,6 +110,10 @@ ROUTES = [
         "POST", "/apply-template", chat.apply_template, s.TemplateRequest, r.Prompted,
         errors=_MODEL,
     ),
+    Operation(
+        "GET", "/tokenizer_info", plain.tokenizer_info, reply=r.TokenizerInfo, errors=_MODEL,
+        query=(_OF,),
+    ),
     Operation("GET", "/props", plain.props, reply=r.Props, errors=_MODEL, query=(_OF,)),
     Operation("GET", "/", page.page, media="text/html"),
     Operation("GET", "/status", page.status, reply=r.Status),

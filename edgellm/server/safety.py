@@ -3,7 +3,7 @@ body has to be before it is read.
 
 Everything is refused that is not allowed: an API key guards every route but the public ones, a Host
 header has to be known (DNS rebinding), a browser's Origin allowed, and a body must be JSON of a
-moderate size (application/json alone needs a preflight, which nothing here answers).
+moderate size (which makes browsers ask first: preflights are answered for allowed origins alone).
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.server.errors import ApiError
 
 PUBLIC = frozenset(("/", "/health", "/v1/health", "/livez", "/readyz"))  # / is the page alone
+_PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
+    "access-control-max-age": "600",
+}
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 MOST_HEADER_BYTES, MOST_HEADERS, MOST_URL_BYTES = 16 << 10, 64, 8 << 10
 
@@ -64,29 +70,23 @@ class Safety:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin in self._guard.origins:  # not the server's own page
+            send = _shared(send, origin)
         try:
             self._check(scope, headers)
+            if origin in self._guard.origins and _is_preflight(scope, headers):
+                await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send)
+                return
+            if self._digests and scope["path"] not in PUBLIC:
+                self._authenticate(scope, headers)
         except ApiError as error:
-            response = error.response(scope["path"])
-            await response(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
             return
-        origin = headers.get("origin")
-        if origin not in self._guard.origins:  # the server's own page
-            origin = None
-
-        async def send_with_origin(message: Message) -> None:
-            if origin is not None and message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", []),
-                    (b"access-control-allow-origin", origin.encode("latin-1")),
-                    (b"vary", b"origin"),
-                ]
-            await send(message)
-
         client = scope.get("state", {}).get("client", "")
         self._n_open[client] += 1
         try:
-            await self._app(scope, receive, send if origin is None else send_with_origin)
+            await self._app(scope, receive, send)
         finally:
             self._n_open[client] -= 1
 
@@ -114,8 +114,6 @@ class Safety:
         own = (f"http://{hosts[0]}", f"https://{hosts[0]}")  # the page that this server sent
         if origin is not None and origin not in (*own, *guard.origins):
             raise ApiError(403, "Requests of this origin are not allowed (--cors-origin).")
-        if self._digests and scope["path"] not in PUBLIC:
-            self._authenticate(scope, headers)
 
     def _authenticate(self, scope: Scope, headers: Headers) -> None:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -130,6 +128,26 @@ class Safety:
         if caps.concurrency is not None and self._n_open[client] >= caps.concurrency:
             raise ApiError(429, f"With this API key {caps.concurrency} requests may run at once.")
         scope.setdefault("state", {}).update(client=client, caps=caps)
+
+
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    """A browser asks whether a page of another origin may send what it wants to send."""
+    return scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+
+
+def _shared(send: Send, origin: str) -> Send:
+    """With the header that lets a page of that origin read the answer."""
+
+    async def send_with_origin(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [
+                *message.get("headers", []),
+                (b"access-control-allow-origin", origin.encode("latin-1")),
+                (b"vary", b"origin"),
+            ]
+        await send(message)
+
+    return send_with_origin
 
 
 def check_body(headers: Headers, guard: Guard) -> None:

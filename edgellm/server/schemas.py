@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from edgellm.server.body import Body
 
@@ -207,10 +207,24 @@ class ModelRequest(Body):
 
 
 class TokenizeRequest(ForModel):
-    content: str
+    """``content`` is llama-server's name of the text, ``prompt`` and ``add_special_tokens`` are
+    vLLM's, where the model's special tokens are added unless this says no."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["content"]}, {"required": ["prompt"]}]}
+    )
+    content: str = ""
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+    prompt: str = ""
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _has_text(self) -> Self:
+        if len(self.model_fields_set & {"content", "prompt"}) != 1:
+            raise ValueError("Either content or prompt is needed")
+        return self
 
 
 class DetokenizeRequest(ForModel):

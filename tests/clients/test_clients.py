@@ -5,55 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-import time
-import tomllib
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
+from client_env import PINS, python_of, serving
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 HERE = Path(__file__).parent
-PINS = tomllib.loads((HERE / "requirements.toml").read_text())
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LLM_USER_PATH": "", "PYTHONPATH": ""}
 
 
 @pytest.fixture(scope="module")
 def url(real_model: Callable[[str], Path]) -> Iterator[str]:
     """Of a server of its own process."""
-    run = [sys.executable, "-m", "edgellm", "serve", str(real_model("SmolLM2")), "--port", "0",
-           "-a", "smol", "-c", "2048"]  # fmt: skip
-    with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        line = next(line for line in server.stderr if "http://" in line)
-        address = "http://" + line.split("http://")[1].split()[0]
-        for _ in range(100):
-            try:
-                httpx.get(address.removesuffix("/v1") + "/health").raise_for_status()
-                break
-            except httpx.HTTPError:
-                time.sleep(0.1)
+    with serving(real_model("SmolLM2"), "-c", "2048") as address:
         yield address
-        server.terminate()
-        server.stderr.close()
-
-
-def python_of(name: str, folder: Path) -> Path:
-    """An interpreter with the client; skips where no package index can be reached."""
-    target = folder / name
-    venv.create(target, with_pip=True)
-    python = target / "bin" / "python"
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "-q", *PINS["python"][name]],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        pytest.skip(f"{name} cannot be installed: {done.stderr[-200:]}")
-    return python
 
 
 def run(command: list[str | Path], **more: str) -> str:
@@ -90,14 +57,6 @@ def test_llm(url: str, tmp_path: Path) -> None:
             "Say hello.",
         ]
         assert run(command, LLM_USER_PATH=str(tmp_path), OPENAI_API_KEY="none").strip()
-
-
-def test_schemathesis(url: str, tmp_path: Path) -> None:
-    """Nothing that the OpenAPI document allows, or forbids, makes a 5xx."""
-    python = python_of("schemathesis", tmp_path)
-    run([python.parent / "schemathesis", "run", url.removesuffix("/v1") + "/openapi.json",
-         "--max-examples", "20", "--phases", "fuzzing", "--request-timeout", "60", "--checks",
-         "not_a_server_error,status_code_conformance,response_schema_conformance"])  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["openai", "ai_sdk"])

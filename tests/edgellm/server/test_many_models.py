@@ -326,6 +326,18 @@ def test_a_request_under_way_is_finished_and_a_second_signal_does_not_wait(comma
         assert rest[-1] == "data: [DONE]" and process.wait(10) == 0
 
 
+def test_an_idle_server_rests(command, folder):
+    """Less than 1 % of a core."""
+    process = command(str(folder / "llama.gguf"))
+    url = address(process)
+    assert httpx.post(url + CHAT, json={"messages": ASK, **SHORT}, timeout=60).status_code == 200
+    time.sleep(0.5)
+    seen = psutil.Process(process.pid)
+    before = sum(seen.cpu_times()[:2])
+    time.sleep(4)
+    assert sum(seen.cpu_times()[:2]) - before <= 0.041  # clocks of 10 ms
+
+
 @pytest.mark.parametrize(
     "flags, named",
     [

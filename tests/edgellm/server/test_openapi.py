@@ -72,7 +72,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
         {"input_prefix": "a", "input_suffix": "b", **SHORT, "return_cache_report": True,
          "return_progress": True},
     ],
-    "/tokenize": [{"content": "hé"}, {"content": "hé", "with_pieces": True}],
+    "/tokenize": [{"content": "hé"}, {"content": "hé", "with_pieces": True}, {"prompt": "hé"}],
     "/detokenize": [{"tokens": [104, 105]}],
     "/apply-template": [{"messages": ASK}],
     "/models/load": [{"model": "tiny"}],

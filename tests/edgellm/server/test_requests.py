@@ -10,6 +10,8 @@ import psutil
 import pytest
 from anthropic import Anthropic
 
+from edgellm.server.safety import Guard
+
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 ASK = [{"role": "user", "content": "hello"}]
 SWITCH = (
@@ -253,3 +255,27 @@ def test_what_cannot_be_gone_on_with(server: Any, path: str, body: dict[str, Any
 def test_ollamas_question(server: Any) -> None:
     """Its programs ask HEAD / whether there is a server."""
     assert server.http.head("/").status_code == 200 and not server.http.head("/").content
+
+
+# ---- pages of other origins ----------------------------------------------------------------------
+
+
+def test_preflights_of_allowed_origins_alone(start: Callable[..., Any]) -> None:
+    """S03: a page of an allowed origin may send JSON with a key; any other is told nothing."""
+    page = "https://page.example"
+    one = start(Guard(keys=("secret",), origins=(page,)))
+    asked = {"access-control-request-method": "POST",
+             "access-control-request-headers": "authorization, content-type"}  # fmt: skip
+    answer = one.http.options("/v1/chat/completions", headers={"origin": page, **asked})
+    assert answer.status_code == 204 and answer.headers["access-control-allow-origin"] == page
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert "content-type" in answer.headers["access-control-allow-headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+    other = one.http.options(
+        "/v1/chat/completions", headers={"origin": "https://other.example", **asked}
+    )
+    assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
+    refused = one.http.get("/v1/models", headers={"origin": page})
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == page
+    plain = one.http.options("/v1/models", headers={"origin": page})
+    assert plain.status_code == 401  # no preflight

@@ -216,6 +216,14 @@ def test_small_endpoints(server: Any) -> None:
     assert http.get("/v1/models/other").status_code == 404
     tokens = server.post("/tokenize", {"content": "héllo"}).json()["tokens"]
     assert server.post("/detokenize", {"tokens": tokens}).json()["content"] == "héllo"
+    theirs = server.post("/tokenize", {"prompt": "héllo", "add_special_tokens": False}).json()
+    assert theirs == {"tokens": tokens, "count": 6, "max_model_len": 512}
+    assert server.post("/detokenize", {"tokens": tokens}).json()["prompt"] == "héllo"
+    for body in ({}, {"content": "a", "prompt": "b"}, {"content": None}):
+        assert server.post("/tokenize", body).status_code == 400
+    info = http.get("/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"]) == ("<|start|>", "<|end|>")
+    assert server.post("/tokenize", {"prompt": info["eos_token"]}).json()["tokens"] == [256]
     prompt = server.post("/apply-template", {"messages": ASK}).json()["prompt"]
     assert prompt == "<|user|>hello</s><|assistant|>"
     assert http.get("/health").json() == {"status": "ok"}
