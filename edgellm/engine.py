@@ -147,6 +147,11 @@ class AsyncLLM:
         request.abort()
         self._thread.wake()
 
+    def lose(self, reason: str) -> None:
+        """Fail what is open with EngineError, from any thread, although the engine is stuck; it
+        takes requests again when it goes on."""
+        self._thread.lose(EngineError(reason))
+
     # ---- state ----------------------------------------------------------------------------------
 
     @property

@@ -84,6 +84,11 @@ class EngineThread:
             self._open.pop(request, None)
         self._news.append(request)
 
+    def lose(self, error: EngineError) -> None:
+        """End the wait of everybody who reads from here: the running step does not end."""
+        for request in list(self._open):
+            request.lose(error)
+
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and os.getpid() == self._pid and self.llm.is_alive

@@ -46,6 +46,14 @@ class _Pieces(deque[Piece]):
         self._request._news(piece)
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What became of a request: a line for people, the same as numbers for programs."""
+
+    text: str
+    facts: dict[str, object]
+
+
 class Request:
     """``choices`` answer one prompt. One reader at a time: pieces as they come (``stream`` in an
     event loop, iteration in a thread), or ``completions`` at the end."""
@@ -53,7 +61,8 @@ class Request:
     def __init__(self, choices: list[Sequence], listener: Listener) -> None:
         self.choices, self._listener = choices, listener
         self.waiter: Waiter | None = None
-        self.remark: Callable[[], str] | None = None  # its owner's: what a log says of its end
+        self.remark: Callable[[], Remark] | None = None  # its owner's: what a log says of its end
+        self._lost: Exception | None = None
         self._n_open = len(choices)
         for choice in choices:
             choice.pieces = _Pieces(self)
@@ -87,6 +96,17 @@ class Request:
         for choice in self.choices:
             choice.cancel()
 
+    def lose(self, error: Exception) -> None:
+        """End the wait of its reader with an error, from any thread: the engine is stuck. What it
+        holds is free when the engine goes on."""
+        self._lost = error
+        self.abort()
+        waiter = self.waiter
+        if waiter is not None and waiter.loop is None:
+            waiter.wake()
+        elif waiter is not None and waiter.loop is not None:
+            waiter.loop.call_soon_threadsafe(waiter.wake)
+
     def completions(self) -> list[Completion]:
         """The finished choices, if no piece was taken. Raises what a choice ended with."""
         for choice in self.choices:
@@ -102,6 +122,8 @@ class Request:
 
     def _is_over(self) -> bool:
         """Nothing will come any more; then an error is raised."""
+        if self._lost is not None:
+            raise self._lost
         if not self.is_done or any(choice.pieces for choice in self.choices):
             return False
         for choice in self.choices:
@@ -110,7 +132,7 @@ class Request:
 
     def _is_there(self, until_end: bool) -> bool:
         there = not until_end and any(choice.pieces for choice in self.choices)
-        return self.is_done or there
+        return self.is_done or there or self._lost is not None
 
     # ---- in an event loop -----------------------------------------------------------------------
 

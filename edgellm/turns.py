@@ -7,23 +7,29 @@ other at each of their barriers; a step at a time, each has the machine for itse
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 
 class Turns:
-    """A lock that is given in the order of asking, so that no engine is passed over."""
+    """A lock that is given in the order of asking, so that no engine is passed over. Who keeps it
+    for ``patience`` seconds, as a stuck engine does, loses it: the others go on beside him."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 20.0) -> None:
+        self._patience = patience
         self._condition = threading.Condition()
-        self._next = self._served = 0
+        self._queue: deque[int] = deque()  # threads; the first has the turn
 
     def __enter__(self) -> None:
+        mine = threading.get_ident()
         with self._condition:
-            mine = self._next
-            self._next += 1
-            while self._served != mine:
-                self._condition.wait()
+            self._queue.append(mine)
+            while (first := self._queue[0]) != mine:
+                if not self._condition.wait(self._patience) and self._queue[0] == first:
+                    self._queue.popleft()
+                    self._condition.notify_all()
 
     def __exit__(self, *exception: object) -> None:
         with self._condition:
-            self._served += 1
-            self._condition.notify_all()
+            if threading.get_ident() in self._queue:
+                self._queue.remove(threading.get_ident())
+                self._condition.notify_all()

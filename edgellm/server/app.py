@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from edgellm import __version__
 from edgellm.server import metrics, openapi
 from edgellm.server.errors import ApiError, api_error
+from edgellm.server.explained import ARRIVED
 from edgellm.server.models import LEASES, Known, Models
 from edgellm.server.openapi import Handler
 from edgellm.server.routes import ROUTES
@@ -63,7 +65,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HttpRequest(scope, receive, send)
         leases: list[Known] = []
-        scope[LEASES] = leases
+        scope[LEASES], scope[ARRIVED] = leases, time.perf_counter()
         try:
             response = await self._answer(http)
             await response(scope, receive, send)

@@ -123,7 +123,7 @@ async def begin(
     prompt = await in_thread(lambda: rendered(service, body))
     params = _with_calls(service, body, params, prompt.text)
     request = await service.open(prompt.tokens, params, options, n)
-    request.remark = remark(service.engine.llm, http.url.path, request, prompt)
+    request.remark = remark(service, http, request, prompt)
     return Turn(service, body, prompt, request)
 
 
@@ -137,7 +137,7 @@ async def begin_text(
     params = capped(http, sampling_params(body, service.defaults, body.max_tokens, logprobs))
     options = request_options(http, body, service)
     request = await service.open(tokens, params, options, 1)
-    request.remark = remark(service.engine.llm, http.url.path, request)
+    request.remark = remark(service, http, request)
     return request
 
 

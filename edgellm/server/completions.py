@@ -244,7 +244,7 @@ async def completions(http: HttpRequest) -> Response:
         if params is not None:
             for tokens in prompts:
                 request = await service.engine.open(tokens, params, options, n)
-                request.remark = remark(llm, http.url.path, request)
+                request.remark = remark(service, http, request)
                 requests.append(request)
         answer = _Answer(service, body, prompts, requests)
         if body.stream:

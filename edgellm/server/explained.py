@@ -10,10 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from starlette.requests import Request as HttpRequest
+
 from edgellm.llm import LLM
-from edgellm.request import Request
+from edgellm.request import Remark, Request
 from edgellm.sequence import Sequence
 from edgellm.server.reply_schemas import CacheReport
+from edgellm.server.service import Service
+
+ARRIVED = "edgellm.arrived"  # when the head of a request was there, in its scope
+_STAGES = ("prepare_ms", "queue_ms", "prefill_ms", "decode_ms", "send_ms")
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,15 @@ def cache_report(llm: LLM, sequence: Sequence, chat: Rendered | None = None) -> 
 
 
 def remark(
-    llm: LLM, path: str, request: Request, chat: Rendered | None = None
-) -> Callable[[], str]:
-    """A function that says in a line what became of a request."""
+    service: Service, http: HttpRequest, request: Request, chat: Rendered | None = None
+) -> Callable[[], Remark]:
+    """A function that says what became of a request, and where its time went."""
 
-    def said() -> str:
+    def said() -> Remark:
+        return Remark(line(), {"model": service.model, **_facts(http, request)})
+
+    def line() -> str:
+        path, llm = http.url.path, service.engine.llm
         sequence, report = request.choices[0], llm.cache_report(request.choices[0])
         seconds = (sequence.finished or time.perf_counter()) - sequence.arrived
         reason = sequence.finish_reason or "abort"  # which the engine may not have seen yet
@@ -89,3 +99,22 @@ def remark(
         return line if message is None else f"{line}, in message {message[0]} ({message[1]})"
 
     return said
+
+
+def _facts(http: HttpRequest, request: Request) -> dict[str, object]:
+    """For programs. The stages follow each other without gaps, from the head of the request to
+    now: template and tokens, queue, prompt, answer, and what was left to send."""
+    first, now = request.choices[0], time.perf_counter()
+    arrived = http.scope[ARRIVED]
+    places = [arrived, first.arrived, first.started, first.first_token, first.finished, now]
+    stages, before = {}, arrived
+    for name, place in zip(_STAGES, places[1:], strict=True):
+        place = place or before  # it was never reached
+        stages[name] = round(1e3 * (place - before), 3)
+        before = place
+    return {
+        "path": http.url.path, "finish_reason": first.finish_reason,
+        "prompt_tokens": first.n_prompt, "cached_tokens": first.n_cached,
+        "completion_tokens": sum(len(choice.output) for choice in request.choices),
+        "total_ms": round(1e3 * (now - arrived), 3), **stages,
+    }  # fmt: skip

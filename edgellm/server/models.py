@@ -20,6 +20,7 @@ from typing import Literal
 
 from starlette.requests import Request as HttpRequest
 
+from edgellm.engine import AsyncLLM
 from edgellm.errors import EdgeLLMError
 from edgellm.memory import available_bytes, bill
 from edgellm.quant.gguf import GGUF
@@ -202,6 +203,7 @@ class Models:
             for known in self.loaded:
                 if known.service is not None:
                     known.service.rate.sample()
+                    _end_waiting(known.name, known.service.engine)
                 if self._is_over(known):
                     async with self._changing:
                         if self._is_over(known):
@@ -286,6 +288,17 @@ class Models:
             known.state = "unloaded"
         del service
         await asyncio.to_thread(_give_back)
+
+
+def _end_waiting(name: str, engine: AsyncLLM) -> None:
+    """Nobody waits for an engine that is stuck."""
+    if engine.is_alive and engine.is_stalled and engine.n_open:
+        log.error(
+            "%s makes no progress: %d requests are open, %d run, %d wait; this step has taken "
+            "%.1f s.", name, engine.n_open, len(engine.running), engine.n_waiting,
+            engine.step_seconds_now,
+        )  # fmt: skip
+        engine.lose(f"The model {name!r} makes no progress.")
 
 
 def _files(folder: Path) -> dict[str, Path]:

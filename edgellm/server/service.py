@@ -112,7 +112,8 @@ def leave(requests: Iterable[Request]) -> None:
     if log.isEnabledFor(logging.INFO):
         for request in requests:
             if request.remark is not None:
-                log.info("%s", request.remark())
+                remark = request.remark()
+                log.info("%s", remark.text, extra=remark.facts)
 
 
 @asynccontextmanager

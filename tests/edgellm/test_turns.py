@@ -34,6 +34,33 @@ def test_one_at_a_time_and_nobody_is_passed_over() -> None:
     assert order[:4] == [0, 1, 2, 3] and len(order) == 12
 
 
+def test_who_keeps_the_turn_too_long_loses_it() -> None:
+    turns, go_on, done = Turns(0.1), threading.Event(), []
+
+    def stuck() -> None:
+        with turns:
+            go_on.wait(10)
+
+    def work() -> None:
+        for _ in range(50):
+            with turns:
+                done.append(1)
+
+    holder = threading.Thread(target=stuck)
+    holder.start()
+    time.sleep(0.02)
+    others = [threading.Thread(target=work) for _ in range(3)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join(5)  # one wait in all, not one for each step
+    assert len(done) == 150
+    go_on.set()
+    holder.join(10)
+    with turns:
+        pass
+
+
 def test_an_exception_gives_the_turn_on() -> None:
     turns = Turns()
     for _ in range(2):

@@ -32,10 +32,11 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<ass
 
 
 class Server:
-    """Models of a folder, in this process; ``pause``: seconds that loading takes besides."""
+    """Models of a folder, in this process; ``pause``: seconds that loading takes besides;
+    ``stall``: those without progress that make an engine stuck."""
 
-    def __init__(self, folder, first=None, guard=None, pause=0.0, **options):
-        self.folder, self.pause, self.turns = folder, pause, Turns()
+    def __init__(self, folder, first=None, guard=None, pause=0.0, stall=9.0, **options):
+        self.folder, self.pause, self.turns, self.stall = folder, pause, Turns(stall / 2), stall
         self.models = Models(self._load, lambda path: 0, folder, **options)
         if first:
             self.models.add(first, folder / f"{first}.gguf")
@@ -57,7 +58,8 @@ class Server:
     def _load(self, name, path):
         time.sleep(self.pause)
         llm = LLM(path, n_threads=2, n_ctx=512, max_num_seqs=4)
-        return Service(AsyncLLM(llm, turns=self.turns), name, template_of(llm, None))
+        engine = AsyncLLM(llm, stall_seconds=self.stall, turns=self.turns)
+        return Service(engine, name, template_of(llm, None))
 
     def chat(self, model=None, **more):
         body = {"messages": ASK, **SHORT, **more} | ({"model": model} if model else {})
@@ -223,6 +225,74 @@ def test_an_engine_that_fails_takes_no_others_down(start):
     assert server.http.get("/readyz").status_code == 200
 
 
+def test_a_stuck_engine_is_told_of_and_others_go_on(start):
+    """RF15: not ready, its requests end with an error, the other model answers; and back."""
+    server = start(stall=0.8)
+    texts = {name: server.text(name) for name in ("llama", "qwen2")}
+    stuck, go_on = server.models.find("llama").service.engine, threading.Event()
+    remove = stuck.llm.on("output", lambda rows: go_on.wait(30))
+    try:
+        answers = []
+        body = {"model": "llama", "messages": ASK, **SHORT}
+        asks = [{**body, "stream": stream} for stream in (False, True)]
+        threads = [
+            threading.Thread(
+                target=lambda b=b: answers.append(httpx.post(server.url + CHAT, json=b, timeout=30))
+            )
+            for b in asks
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert sorted(a.status_code for a in answers) == [200, 503]
+        assert all("makes no progress" in a.text for a in answers)
+        assert (
+            server.http.get("/readyz").status_code == server.http.get("/livez").status_code == 503
+        )
+        assert server.text("qwen2") == texts["qwen2"]
+    finally:
+        remove()
+        go_on.set()
+    for _ in range(300):
+        if server.http.get("/readyz").status_code == 200 and not stuck.n_open:
+            break
+        time.sleep(0.02)
+    assert (
+        server.text("llama") == texts["llama"]
+        and server.models.find("llama").service.engine is stuck
+    )
+
+
+def test_the_stages_of_a_request_are_all_of_its_time(start, caplog):
+    """A19"""
+    server = start(first="llama")
+    assert server.ready.wait(10)
+    caplog.set_level("INFO", logger="edgellm.server")
+    for stream in (False, True):
+        caplog.clear()
+        begun = time.perf_counter()
+        assert server.chat(stream=stream, max_tokens=50).text
+        seconds = time.perf_counter() - begun
+        for _ in range(100):
+            if records := [r for r in caplog.records if hasattr(r, "prefill_ms")]:
+                break
+            time.sleep(0.01)
+        [record] = records
+        stages = [
+            record.prepare_ms,
+            record.queue_ms,
+            record.prefill_ms,
+            record.decode_ms,
+            record.send_ms,
+        ]
+        assert all(stage >= 0 for stage in stages)
+        assert sum(stages) == pytest.approx(record.total_ms, rel=0.01)
+        assert record.total_ms <= 1e3 * seconds and record.completion_tokens == 50
+        assert record.model == "llama" and record.path == CHAT
+        assert "hello" not in record.getMessage()
+
+
 def test_while_the_first_model_loads(start):
     """As llama-server: 503, with the words that its clients know."""
     server = start(first="llama", pause=0.6)
@@ -302,6 +372,7 @@ def test_a_folder_is_served_and_left_in_peace(command, folder):
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     records = [json.loads(line) for line in process.stderr if line.startswith("{")]
+    assert any(record.get("completion_tokens") == 6 for record in records)
     assert any("llama is loaded" in record["message"] for record in records)
     assert {"time", "level", "logger", "message"} <= set(records[0])
 

@@ -19,6 +19,7 @@ MEMORY = 100
 class FakeEngine:
     def __init__(self, world, size):
         self.world, self.size, self.n_open, self.is_alive, self.llm = world, size, 0, True, self
+        self.is_stalled = False
         world.used += size
 
     async def aclose(self, drain=0.0):
