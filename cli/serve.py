@@ -78,8 +78,10 @@ def command(
         int, typer.Option("-np", "--parallel", min=1, help="Sequences that run together.")
     ] = 8,
     max_queue: Annotated[
-        int, typer.Option("--max-queue", min=0, help="Requests that may wait.")
-    ] = 64,
+        int | None,
+        typer.Option("--max-queue", min=0, show_default=False,
+                     help="Requests that may wait; else four for each that runs."),
+    ] = None,
     max_queue_tokens: Annotated[
         int, typer.Option("--max-queue-tokens", min=1, help="Tokens of prompts that may wait.")
     ] = 1 << 20,
@@ -219,7 +221,8 @@ def command(
             return Service(
                 AsyncLLM(llm, stall_seconds=STALL_SECONDS, turns=turns), name,
                 template_of(llm, chat_template) if has_template else None,
-                max_queue=max_queue, max_queue_tokens=max_queue_tokens,
+                max_queue=4 * parallel if max_queue is None else max_queue,
+                max_queue_tokens=max_queue_tokens,
                 queue_seconds=queue_timeout, first_token_seconds=first_token_timeout,
                 request_seconds=timeout, slot_dir=slot_save_path, allow_special=allow_special,
             )  # fmt: skip

@@ -117,6 +117,7 @@ async def begin(
 ) -> Turn:
     """Queue a request. ``n_top``: alternatives for each token; None: no logprobs. ApiError."""
     n = check_n(body.n, service.engine.llm.max_num_seqs)
+    service.check_room(n, 0)  # before any work is done for one who is sent away
     body = with_effort(body, service.template.source if service.template else "")
     params = capped(http, _params(service, body, n_top))
     options = request_options(http, body, service)

@@ -229,6 +229,7 @@ async def completions(http: HttpRequest) -> Response:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of: it must be n.", "best_of")
     n = check_n(body.n, llm.max_num_seqs)
+    service.check_room(n, 0)  # before any work is done for one who is sent away
     prompts = await in_thread(lambda: prompts_of(body, llm, service.allow_special))
     if body.stream and len(prompts) > 1:
         raise unsupported("stream: of one prompt only.", "stream")

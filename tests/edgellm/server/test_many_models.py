@@ -235,21 +235,18 @@ def test_a_stuck_engine_is_told_of_and_others_go_on(start):
         answers = []
         body = {"model": "llama", "messages": ASK, **SHORT}
         asks = [{**body, "stream": stream} for stream in (False, True)]
-        threads = [
-            threading.Thread(
-                target=lambda b=b: answers.append(httpx.post(server.url + CHAT, json=b, timeout=30))
-            )
-            for b in asks
-        ]
+
+        def ask(body):
+            answers.append(httpx.post(server.url + CHAT, json=body, timeout=30))
+
+        threads = [threading.Thread(target=ask, args=(body,)) for body in asks]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(20)
         assert sorted(a.status_code for a in answers) == [200, 503]
         assert all("makes no progress" in a.text for a in answers)
-        assert (
-            server.http.get("/readyz").status_code == server.http.get("/livez").status_code == 503
-        )
+        assert [server.http.get(p).status_code for p in ("/readyz", "/livez")] == [503, 503]
         assert server.text("qwen2") == texts["qwen2"]
     finally:
         remove()
@@ -258,10 +255,8 @@ def test_a_stuck_engine_is_told_of_and_others_go_on(start):
         if server.http.get("/readyz").status_code == 200 and not stuck.n_open:
             break
         time.sleep(0.02)
-    assert (
-        server.text("llama") == texts["llama"]
-        and server.models.find("llama").service.engine is stuck
-    )
+    assert server.text("llama") == texts["llama"]
+    assert server.models.find("llama").service.engine is stuck
 
 
 def test_the_stages_of_a_request_are_all_of_its_time(start, caplog):
