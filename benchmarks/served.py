@@ -44,6 +44,10 @@ class Served:
         self._process.stdin.flush()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def private_bytes(self) -> int:
         """Memory of its own, also where it is swapped out."""
         with open(f"/proc/{self._process.pid}/status", encoding="utf-8") as file:
