@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from edgellm import LLM
+from edgellm.conversation import template_of
+from edgellm.engine import AsyncLLM
 from edgellm.server.safety import Guard
+from edgellm.server.service import Service
 
 pytestmark = pytest.mark.slow
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 QUESTION = "What is a river?"
 
@@ -187,6 +191,27 @@ def test_what_is_set_is_sent(page, slow_server):
     assert (sent["temperature"], sent["top_k"], sent["seed"], sent["model"]) == (0.3, 7, 5, "tiny")
     assert "top_p" not in sent
     page.done()
+
+
+def test_another_model_answers_when_it_is_chosen(browser, start, tiny_model, tmp_path):
+    server = start(n_ctx=512)
+    other = tmp_path / "other.gguf"
+    shutil.copy(tiny_model("qwen2", template="{{ messages[-1].content }}", n_ctx=512), other)
+    with LLM(other, n_ctx=512, n_threads=1) as llm, AsyncLLM(llm) as engine:
+        server.models.add("other", other, Service(engine, "other", template_of(llm, None)))
+        page = Page(browser, server.url)
+        settings(page, max_tokens=3)
+        choice = Select(page.at("#model")[0])
+        assert [option.text for option in choice.options] == ["other", "tiny"]
+        for name, engine_of in (("tiny", server.engine), ("other", engine)):
+            before = engine_of.metrics.generation_tokens
+            Select(page.at("#model")[0]).select_by_visible_text(name)
+            page.ask(f"To {name}")
+            page.done()
+            assert engine_of.metrics.generation_tokens == before + 3
+        page.picture("models")
+        page.driver.refresh()
+        page.wait(lambda: page.js("return $('model').value") == "other")  # the choice stays
 
 
 def test_a_refusal_is_shown_and_the_key_is_asked_for(browser, start):
