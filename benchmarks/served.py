@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import threading
 import time
@@ -18,12 +19,13 @@ class Served:
 
     def __init__(self, command: list[str]) -> None:
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True)
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=quiet, stderr=pipe, text=True)
         assert self._process.stderr is not None
         lines = self._process.stderr
         for line in lines:
-            if "http://" in line:
-                self.port = int(line.split("http://")[1].split("/")[0].rsplit(":", 1)[1])
+            if found := re.search(r"http://[^/\s]*:(\d+)", line):
+                self.port = int(found[1])
                 break
         else:
             raise SystemExit("The server has not started.")
