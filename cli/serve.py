@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from edgellm.api_keys import api_keys
 from edgellm.cli import _model
-from edgellm.cli._keys import api_keys
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,

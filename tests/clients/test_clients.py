@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 HERE = Path(__file__).parent
-PINS = tomllib.loads((HERE / "requirements.toml").read_text())
+PINS = tomllib.loads((HERE / "requirements.toml").read_text())["node"]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LLM_USER_PATH": "", "PYTHONPATH": ""}
 
 
@@ -41,21 +40,6 @@ def url(real_model: Callable[[str], Path]) -> Iterator[str]:
         server.stderr.close()
 
 
-def python_of(name: str, folder: Path) -> Path:
-    """An interpreter with the client; skips where no package index can be reached."""
-    target = folder / name
-    venv.create(target, with_pip=True)
-    python = target / "bin" / "python"
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "-q", *PINS["python"][name]],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        pytest.skip(f"{name} cannot be installed: {done.stderr[-200:]}")
-    return python
-
-
 def run(command: list[str | Path], **more: str) -> str:
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, **OFFLINE, **more}, timeout=300
@@ -65,14 +49,14 @@ def run(command: list[str | Path], **more: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["langchain", "pydantic_ai"])
-def test_python_clients(url: str, tmp_path: Path, name: str) -> None:
-    python = python_of(name, tmp_path)
+def test_python_clients(url: str, python_of: Callable[..., Path], name: str) -> None:
+    python = python_of(name)
     assert run([python, HERE / f"{name}.py", url, "smol"]).strip().endswith("ok")
 
 
-def test_llm(url: str, tmp_path: Path) -> None:
+def test_llm(url: str, python_of: Callable[..., Path], tmp_path: Path) -> None:
     """Simon Willison's llm, streaming and not."""
-    python = python_of("llm", tmp_path)
+    python = python_of("llm")
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: smol\n  model_name: smol\n  api_base: {url}\n  api_key_name: none\n"
     )
@@ -92,9 +76,9 @@ def test_llm(url: str, tmp_path: Path) -> None:
         assert run(command, LLM_USER_PATH=str(tmp_path), OPENAI_API_KEY="none").strip()
 
 
-def test_schemathesis(url: str, tmp_path: Path) -> None:
+def test_schemathesis(url: str, python_of: Callable[..., Path]) -> None:
     """Nothing that the OpenAPI document allows, or forbids, makes a 5xx."""
-    python = python_of("schemathesis", tmp_path)
+    python = python_of("schemathesis")
     run([python.parent / "schemathesis", "run", url.removesuffix("/v1") + "/openapi.json",
          "--max-examples", "20", "--phases", "fuzzing", "--request-timeout", "60", "--checks",
          "not_a_server_error,status_code_conformance,response_schema_conformance"])  # fmt: skip
@@ -106,7 +90,7 @@ def test_node_clients(url: str, tmp_path: Path, name: str) -> None:
     if npm is None or node is None:
         pytest.skip("there is no Node here")
     install = subprocess.run(
-        [npm, "install", "--silent", *PINS["node"][name]], cwd=tmp_path, capture_output=True,
+        [npm, "install", "--silent", *PINS[name]], cwd=tmp_path, capture_output=True,
         text=True,
     )  # fmt: skip
     if install.returncode:
