@@ -22,9 +22,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.errors import EdgeLLMError
 
@@ -165,13 +167,31 @@ class Replica:
             keys=self._keys, hosts=known_hosts("", self._settings.allowed_host),
             origins=self._settings.cors_origin,
         )  # fmt: skip
-        return make_app(self._service, guard, drain_seconds=DRAIN_SECONDS)
+        made = make_app(self._service, guard, drain_seconds=DRAIN_SECONDS)
+        made.add_middleware(GoneIsLeft)
+        return made
 
     async def check_health(self) -> None:
         """Ray replaces a replica for which this raises three times: one that makes no progress."""
         engine = self._service.engine
         if not engine.is_alive or engine.is_stalled:
             raise EdgeLLMError("The engine does not work.")
+
+
+class GoneIsLeft:
+    """ASGI middleware: a proxy that cannot be asked any more is a client that has left."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def received() -> Message:
+            try:
+                return await receive()
+            except RayError:
+                return {"type": "http.disconnect"}
+
+        await self._app(scope, received if scope["type"] == "http" else receive, send)
 
 
 REPLICA: Any = serve.deployment(name="edgellm")(serve.ingress()(Replica))
