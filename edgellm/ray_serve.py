@@ -16,6 +16,7 @@ Proxies import this module as well: the engine is imported where it is made. Ray
 annotations as they are, so they are not postponed here.
 """
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,6 +119,7 @@ class SessionRouter(ConsistentHashRouter):  # type: ignore[misc]
         return max(self._n_mine[replica_id], self.replica_queue_len_cache.get(replica_id) or 0)
 
     async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> Any:
+        await asyncio.sleep(0)  # what was routed just now is sent meanwhile, and counted
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         if pending_request is None:
             return ranks

@@ -62,15 +62,16 @@ class Cluster:
                 pass
         return found
 
-    def session_at(self, i: int) -> str:
-        """A session of the i-th of the replicas that answer now."""
+    def sessions(self) -> list[str]:
+        """One for each of the replicas that answer now."""
         names: dict[str, str] = {}
-        for n in range(64):
+        for n in range(20):
             where = self.asked(f"find-{time.monotonic_ns()}", f"session-{n}")
             names.setdefault(where, f"session-{n}")
-            if len(names) > i:
-                return list(names.values())[i]
-        raise AssertionError("every session is at the same replica")
+        return list(names.values())
+
+    def has_both(self) -> bool:
+        return len(self.sessions()) == 2
 
     def asked(self, request: str, session: str) -> str:
         """Ask for a little; the replica that answered, by the logs of Ray."""
@@ -118,7 +119,7 @@ def cluster(model: Path, python: Path, tmp_path_factory: pytest.TempPathFactory)
     running = Cluster(f"http://127.0.0.1:{port}", psutil.Process(process.pid), temporary)
     try:
         until(lambda: len(running.replicas()) == 2 and is_ready(running), 90)
-        until(lambda: running.session_at(1) != "", 30)
+        until(running.has_both, 30)
         yield running
     finally:
         running.http.close()
@@ -208,7 +209,7 @@ async def crowd(cluster: Cluster, n: int, session: str) -> tuple[list[httpx.Resp
 
 
 def test_full_replicas_spill_then_refuse_and_are_free_when_left(cluster: Cluster) -> None:
-    sessions = [cluster.session_at(0), cluster.session_at(1)]
+    sessions = cluster.sessions()
     answers, left = asyncio.run(crowd(cluster, 2 * ROOM + 20, sessions[0]))
 
     refused = [answer for answer in answers if answer.status_code != 200]
@@ -258,7 +259,7 @@ def test_a_killed_replica_is_replaced(cluster: Cluster) -> None:
 
     until(answers, 30)
     until(lambda: len(cluster.replicas() - before) == 1 and len(cluster.replicas()) == 2, 60)
-    until(lambda: cluster.session_at(1) != "", 30)
+    until(cluster.has_both, 30)
     assert answers()
 
 
