@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from edgellm.api_keys import api_keys
 from edgellm.cli import _http_report, _load_report
-from edgellm.cli._keys import api_keys
 from edgellm.cli._output import Status, say, visible, write
 from edgellm.errors import EdgeLLMError
 

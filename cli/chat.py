@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgellm.api_keys import api_keys
 from edgellm.cli import _model
 from edgellm.cli._chat_model import Files, Served, Source
-from edgellm.cli._keys import api_keys
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgellm.cli._keys import api_keys
+from edgellm.api_keys import api_keys
 from edgellm.cli._output import columns, write
 
 ADDRESS = "http://127.0.0.1:8080"

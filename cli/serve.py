@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from edgellm.api_keys import api_keys
 from edgellm.cli import _model
-from edgellm.cli._keys import api_keys, read_caps
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,
@@ -21,7 +21,6 @@ from edgellm.cli._output import say
 from edgellm.errors import EdgeLLMError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-STALL_SECONDS = 9.0  # without progress: no step takes so long, and readiness ends within 10 s
 _CONTEXT = 4096  # tokens that a model is taken to need room for, where no context is asked for
 
 
@@ -200,7 +199,8 @@ def command(
     from edgellm.engine import AsyncLLM
     from edgellm.server import models as served
     from edgellm.server.logs import start_logging
-    from edgellm.server.service import Service
+    from edgellm.server.safety import read_caps
+    from edgellm.server.service import STALL_SECONDS, Service
     from edgellm.turns import Turns
 
     start_logging(log_json)

@@ -1,20 +1,15 @@
-"""A server of its own process, and environments with clients."""
+"""A server of its own process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-import tomllib
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
-
-PINS = tomllib.loads((Path(__file__).parent / "clients/requirements.toml").read_text())
 
 
 @contextmanager
@@ -35,18 +30,3 @@ def serving(model: Path, *flags: str) -> Iterator[str]:
         yield address
         server.terminate()
         server.stderr.close()
-
-
-def python_of(name: str, folder: Path) -> Path:
-    """An interpreter with the client; skips where no package index can be reached."""
-    target = folder / name
-    venv.create(target, with_pip=True)
-    python = target / "bin" / "python"
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "-q", *PINS["python"][name]],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        pytest.skip(f"{name} cannot be installed: {done.stderr[-200:]}")
-    return python

@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgellm.errors import EdgeLLMError
 from edgellm.server.errors import ApiError
 
 PUBLIC = frozenset(("/", "/health", "/v1/health", "/livez", "/readyz"))  # / is the page alone
@@ -40,6 +41,26 @@ class Caps:
 
 
 NO_CAPS = Caps()
+
+
+def read_caps(keys: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, Caps]]:
+    """Keys of a server and what each may ask for: a line of the file goes on with max_tokens=N or
+    concurrency=N, or with both."""
+    found: dict[str, Caps] = {}
+    for line in keys:
+        key, *words = line.split()
+        numbers: dict[str, int] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            known = name in ("max_tokens", "concurrency") and value.isascii() and value.isdecimal()
+            if not known or not int(value):
+                raise EdgeLLMError(
+                    f"--api-key-file: {word!r} behind a key is neither max_tokens=N nor "
+                    "concurrency=N."
+                )
+            numbers[name] = int(value)
+        found[key] = Caps(**numbers)
+    return tuple(found), found
 
 
 @dataclass(frozen=True)

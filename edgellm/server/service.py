@@ -24,6 +24,7 @@ from edgellm.server.errors import ApiError
 
 T = TypeVar("T")
 log = logging.getLogger("edgellm.server")
+STALL_SECONDS = 9.0  # without progress: no step takes so long, and readiness ends within 10 s
 _SAMPLES = 5  # seconds that a rate is of
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from client_env import PINS, python_of, serving
+from client_env import serving
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 HERE = Path(__file__).parent
+PINS = tomllib.loads((HERE / "requirements.toml").read_text())
 OFFLINE = {"HF_HUB_OFFLINE": "1", "LLM_USER_PATH": "", "PYTHONPATH": ""}
 
 
@@ -32,14 +34,14 @@ def run(command: list[str | Path], **more: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["langchain", "pydantic_ai"])
-def test_python_clients(url: str, tmp_path: Path, name: str) -> None:
-    python = python_of(name, tmp_path)
+def test_python_clients(url: str, python_of: Callable[..., Path], name: str) -> None:
+    python = python_of(name)
     assert run([python, HERE / f"{name}.py", url, "smol"]).strip().endswith("ok")
 
 
-def test_llm(url: str, tmp_path: Path) -> None:
+def test_llm(url: str, python_of: Callable[..., Path], tmp_path: Path) -> None:
     """Simon Willison's llm, streaming and not."""
-    python = python_of("llm", tmp_path)
+    python = python_of("llm")
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: smol\n  model_name: smol\n  api_base: {url}\n  api_key_name: none\n"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import quiz
-from client_env import python_of, serving
+from client_env import serving
 
 from edgellm import LLM
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return python_of("lm_eval", tmp_path_factory.mktemp("venv"))
+def python(python_of: Callable[..., Path]) -> Path:
+    return python_of("lm_eval")
 
 
 @pytest.fixture(scope="module", params=["tiny", pytest.param("SmolLM2", marks=pytest.mark.real)])
