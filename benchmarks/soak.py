@@ -82,6 +82,11 @@ class Soak:
         whole = answer.text.rstrip().endswith("data: [DONE]") if stream else bool(answer.json())
         self.seen[f"answered {answer.status_code}" if whole else "cut"] += 1
 
+    async def wake_workers(self) -> None:
+        """Every thread of the server's pool has worked once."""
+        body = {"content": "a b c d " * 2000}
+        await asyncio.gather(*(self.http.post("/tokenize", json=body) for _ in range(64)))
+
     async def resting(self) -> dict[str, float]:
         """What the server holds when nothing runs."""
         for _ in range(200):
@@ -101,11 +106,12 @@ class Soak:
         await asyncio.gather(*(self.client(until) for _ in range(clients)))
         await self.http.aclose()
         self.http = httpx2.AsyncClient(base_url=self.http.base_url, timeout=120, trust_env=False)
-        await asyncio.sleep(1)
+        await asyncio.sleep(20)  # what is free goes back to the system now and then
 
 
 async def measure(server: Served, minutes: float, clients: int) -> bool:
     soak = Soak(server, 0)
+    await soak.wake_workers()
     await soak.run(60, clients)
     before = await soak.resting()
     print("warm:", before, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -25,6 +26,8 @@ from edgellm.server.routes import ROUTES
 from edgellm.server.safety import Guard, Safety
 from edgellm.server.service import log
 
+_WORKERS = 8  # threads for what would hold the event loop up: templates, tokens, loading
+
 
 def make_app(
     models: Models, guard: Guard, *, strict: bool = False, vllm_metrics: bool = False,
@@ -35,6 +38,8 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # each of its threads has a heap of its own: many cores must not mean much memory
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_WORKERS))
         watching = asyncio.create_task(models.watch())
         yield
         watching.cancel()

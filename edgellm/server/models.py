@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import itertools
 import re
 import sys
 import time
@@ -31,6 +32,7 @@ State = Literal["unloaded", "loading", "loaded", "unloading"]
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")  # of a model in several files
 _SPARE = 1.15  # of what a model will take, for buffers and copies while it is read
 LEASES = "edgellm.leases"  # of a request, in its scope
+_LOOKS_A_TRIM = 15  # seconds, nearly
 _LOOK_SECONDS = 1.0  # between looks for models that were idle long enough
 
 
@@ -198,8 +200,10 @@ class Models:
 
     async def watch(self) -> None:
         """Look after the loaded models, for ever: unload what is idle, replace what has failed."""
-        while True:
+        for look in itertools.count():
             await asyncio.sleep(_LOOK_SECONDS)
+            if look % _LOOKS_A_TRIM == 0:
+                await asyncio.to_thread(_trim)
             for known in self.loaded:
                 if known.service is not None:
                     known.service.rate.sample()
@@ -287,7 +291,8 @@ class Models:
         finally:
             known.state = "unloaded"
         del service
-        await asyncio.to_thread(_give_back)
+        gc.collect()
+        await asyncio.to_thread(_trim)
 
 
 def _end_waiting(name: str, engine: AsyncLLM) -> None:
@@ -326,9 +331,9 @@ def cost(path: Path, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> in
         return 0
 
 
-def _give_back() -> None:
-    """Memory that is free in this process but not yet in the system."""
-    gc.collect()
+def _trim() -> None:
+    """Give back what is free in this process but not yet in the system: each thread that tokenizes
+    long texts has a heap of its own, full of holes afterwards."""
     if sys.platform == "linux":
         try:
             ctypes.CDLL(None).malloc_trim(0)
