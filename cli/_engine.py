@@ -1,5 +1,6 @@
 """Loading a model for a command."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ def load(
     cpu_mask: str | None = None,
     overrides: dict[str, Any] | None = None,
     cache_types: tuple[str, str] = ("f16", "f16"),
+    tell: Callable[[str], object] | None = None,
 ) -> "LLM":
-    """The model, with progress and notices on stderr."""
+    """The model, with progress and notices on stderr; with ``tell`` it gets the notices alone."""
     prestart_helper(path, template)
 
     from edgellm.llm import LLM
@@ -39,13 +41,13 @@ def load(
             type_k=cache_types[0],
             type_v=cache_types[1],
             context_policy=policy,
-            progress=status,
+            progress=status if tell is None else None,
             **(overrides or {}),
         )
     finally:
         status.clear()
     for notice in llm.notices:
-        say(visible(notice))
+        (tell or say)(visible(notice))
     return llm
 
 

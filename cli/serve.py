@@ -1,6 +1,7 @@
 """`edgellm serve`: a model for programs that speak OpenAI's HTTP."""
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -179,6 +180,12 @@ def command(
         raise EdgeLLMError(f"--timeout must be seconds, not {timeout}.")
     if slot_save_path is not None and not slot_save_path.is_dir():
         raise EdgeLLMError(f"{slot_save_path} (--slot-save-path) is not a folder.")
+    for origin in cors_origin or ():
+        if not re.fullmatch(r"https?://[^/*\s]+", origin):
+            raise EdgeLLMError(
+                f"--cors-origin {origin!r} is no origin: one is as https://page.example, without "
+                "a path, and is matched exactly."
+            )
     keys = api_keys(api_key_file, "LLAMA_API_KEY")
     if host not in LOOPBACK and not keys and not insecure:
         raise EdgeLLMError(
@@ -200,15 +207,17 @@ def command(
     from edgellm.server import models as served
     from edgellm.server.logs import start_logging
     from edgellm.server.safety import read_caps
-    from edgellm.server.service import STALL_SECONDS, Service
+    from edgellm.server.service import STALL_SECONDS, Service, log
     from edgellm.turns import Turns
 
     start_logging(log_json)
+    tell = log.info if log_json else say
     turns = Turns() if models_dir is not None else None  # they share the cores
 
     def load_service(name: str, path: Path) -> Service:
         llm = load(
             path, ctx_size, threads, chat_template, parallel=parallel, cpu_mask=cpu_mask,
+            tell=tell if log_json else None,
             cache_types=(cache_type_k, cache_type_v),
             overrides={
                 "max_num_batched_tokens": max_num_batched_tokens, "prefill_share": prefill_share,
@@ -251,5 +260,5 @@ def command(
             vllm_metrics=metrics_compat == "vllm", max_connections=max_connections,
             max_connections_per_client=max_connections_per_client,
         ),
-        say,
+        tell,
     )  # fmt: skip

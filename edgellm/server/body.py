@@ -120,4 +120,4 @@ def _refused(error: ValidationError) -> ApiError:
 
 def _is_type_name(part: Any) -> bool:
     names = ("str", "int", "float", "bool", "constrained-str")
-    return isinstance(part, str) and ("[" in part or part in names)
+    return isinstance(part, str) and ("[" in part or part in names or part[:1].isupper())

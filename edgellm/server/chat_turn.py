@@ -25,6 +25,7 @@ from edgellm.server.parameters import capped, check_n, request_options, sampling
 from edgellm.server.reply_schemas import CacheReported, Called, CalledFunction
 from edgellm.server.schemas import ChatMessage, ChatRequest, Sampled, TemplateRequest, TextPart
 from edgellm.server.service import Service, in_thread
+from edgellm.structured import StructureError, compile_grammar
 from edgellm.tools import (
     AnswerParser,
     CallArguments,
@@ -253,6 +254,14 @@ def _params(service: Service, body: ChatRequest, n_top: int | None) -> SamplingP
     return sampling_params(body, service.defaults, most, logprobs)
 
 
+def _check_strict(schema: dict[str, Any], field: str) -> None:
+    """Other schemas of tools are a help for the model; this one was promised to hold."""
+    try:
+        compile_grammar(SamplingParams(json_schema=schema))
+    except StructureError as error:
+        raise unsupported(f"{field}: {error}", field) from None
+
+
 def _with_calls(
     service: Service, body: ChatRequest, params: SamplingParams, text: str
 ) -> SamplingParams:
@@ -270,6 +279,9 @@ def _with_calls(
     if params.structured:
         raise ApiError(400, "An answer that has to be a call cannot have a form besides.",
                        param="tool_choice")  # fmt: skip
+    for i, tool in enumerate(body.tools):
+        if tool.function.strict and tool.function.parameters is not None:
+            _check_strict(tool.function.parameters, f"tools.{i}.function.parameters")
     try:
         grammar = tool_grammar(
             _format(service, body), _tools(body), name,

@@ -88,8 +88,6 @@ async def infill(http: HttpRequest) -> Response:
     service = await serving(http, body.model)
     if (body.n or 1) > 1:
         raise unsupported("n: one answer only.", "n")
-    if body.n_predict is not None:
-        body.max_tokens = body.n_predict
     files = [(file.filename or "", file.text) for file in body.input_extra or []]
     tokens = await in_thread(
         lambda: fim_prompt(

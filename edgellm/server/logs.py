@@ -6,7 +6,7 @@ import json
 import logging
 from datetime import UTC, datetime
 
-_STANDARD = set(vars(logging.makeLogRecord({})))
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "color_message"}  # the last: uvicorn's
 
 
 class JsonLines(logging.Formatter):
@@ -19,7 +19,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **{k: v for k, v in vars(record).items() if k not in _STANDARD and k != "message"},
+            **{k: v for k, v in vars(record).items() if k not in _STANDARD},
         }
         if record.exc_info:
             found["exception"] = self.formatException(record.exc_info)
@@ -32,3 +32,4 @@ def start_logging(as_json: bool) -> None:
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if as_json else plain)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it begins and ends is not news

@@ -99,7 +99,8 @@ class Models:
         """Never unload it. EdgeLLMError for one that is not in the folder."""
         self.all()
         if name not in self._known:
-            raise EdgeLLMError(f"There is no model {name!r} to --pin in {self._folder}.")
+            where = self._folder or "this server; --models-dir names a folder"
+            raise EdgeLLMError(f"There is no model {name!r} to --pin in {where}.")
         self._known[name].is_pinned = True
 
     def all(self) -> list[Known]:
@@ -182,6 +183,11 @@ class Models:
         known.n_leases -= 1
         known.used = time.monotonic()
 
+    def keep(self, known: Known, seconds: float | None) -> None:
+        """For so long after its last use, instead of the server's time; None: as it was."""
+        if seconds is not None:
+            known.idle_seconds = seconds
+
     async def load(self, name: str) -> Known:
         known = await self.lease(name)
         self.release(known)
@@ -251,7 +257,8 @@ class Models:
             known.service = await asyncio.to_thread(self._load, known.name, known.path)
             known.state = "loaded"
         except (ValueError, MemoryError, OSError) as error:  # EdgeLLMError is a ValueError
-            why = str(error) or "there is not enough memory."
+            why = str(error).replace(str(known.path), known.path.name)  # folders are not told
+            why = why or "there is not enough memory."
             raise ApiError(
                 503, f"The model {known.name!r} cannot be loaded: {why}", param="model"
             ) from error
@@ -327,7 +334,7 @@ def cost(path: Path, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> in
     try:
         with GGUF(path) as model:
             return int(_SPARE * bill(model, n_ctx, type_k, type_v).total)
-    except (EdgeLLMError, OSError):
+    except (ValueError, OSError):  # GGUFError is a ValueError, too
         return 0
 
 

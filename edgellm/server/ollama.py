@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +19,7 @@ from edgellm.server.body import read
 from edgellm.server.chat_turn import Turn, begin, begin_text
 from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.infill import fim_prompt
-from edgellm.server.models import serving
+from edgellm.server.models import Models, serving
 from edgellm.server.ollama_schemas import (
     Asked,
     ChatEnd,
@@ -41,6 +43,8 @@ from edgellm.server.schemas import ChatMessage, ChatRequest, FunctionCall, Sampl
 from edgellm.server.service import Service, aborted_on_disconnect, in_thread, until_left
 from edgellm.tools import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 
+_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)(ms|s|m|h)?", re.ASCII)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SAME = (
     "seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n",
     "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau",
@@ -249,17 +253,42 @@ async def _answer(
         return JSONResponse(await answer.whole())
 
 
-def _loaded(body: Asked) -> Loaded:
-    """A request without a prompt asks for the model to be loaded, which it is."""
+async def _without_prompt(http: HttpRequest, body: Asked) -> Loaded:
+    """A request without a prompt asks for the model to be loaded, or with ``keep_alive`` 0 to be
+    unloaded."""
+    models: Models = http.app.state.models
+    name = plain_name(body.model) or ""
+    if _seconds(body.keep_alive) == 0:
+        await models.unload(name)
+        return {"model": body.model, "created_at": now(), "done": True, "done_reason": "unload"}
+    models.keep(await models.load(name), _seconds(body.keep_alive))
     return {"model": body.model, "created_at": now(), "done": True, "done_reason": "load"}
+
+
+def _seconds(given: str | float | None) -> float | None:
+    """Ollama's durations: seconds, or as 5m; below 0: for ever. None: as the server has it."""
+    if given is None:
+        return None
+    found = _DURATION.fullmatch(str(given).strip())
+    if found is None:
+        raise ApiError(400, "keep_alive: seconds, or a duration as 5m.", param="keep_alive")
+    seconds = float(found[1]) * _UNITS[found[2] or "s"]
+    return math.inf if seconds < 0 else seconds
+
+
+async def _serving(http: HttpRequest, body: Asked) -> Service:
+    models: Models = http.app.state.models
+    service = await serving(http, plain_name(body.model))
+    models.keep(models.find(service.model), _seconds(body.keep_alive))
+    return service
 
 
 async def chat(http: HttpRequest) -> Response:
     body = await read(http, OllamaChatRequest)
-    service = await serving(http, plain_name(body.model))
     if not body.messages:
-        reply: ChatLoaded = {**_loaded(body), "message": _message("", {})}
+        reply: ChatLoaded = {**await _without_prompt(http, body), "message": _message("", {})}
         return JSONResponse(reply)
+    service = await _serving(http, body)
     asked = _chat_request(body, _messages(body))
     asked.tools = body.tools
     turn = await begin(http, service, asked, _n_top(body))
@@ -268,15 +297,15 @@ async def chat(http: HttpRequest) -> Response:
 
 async def generate(http: HttpRequest) -> Response:
     body = await read(http, GenerateRequest)
-    service = await serving(http, plain_name(body.model))
     for name in ("template", "context"):
         if getattr(body, name):
             raise unsupported(f"{name}: it is not supported; use /api/chat.", name)
     if body.images:
         raise _no_images("images")
     if not body.prompt and not body.suffix:
-        reply: GenerateLoaded = {**_loaded(body), "response": ""}
+        reply: GenerateLoaded = {**await _without_prompt(http, body), "response": ""}
         return JSONResponse(reply)
+    service = await _serving(http, body)
     prompt, llm = body.prompt or "", service.engine.llm
     if not body.raw and not body.suffix and service.template is not None:
         messages = [ChatMessage(role="system", content=body.system)] if body.system else []

@@ -15,9 +15,10 @@ from starlette.responses import JSONResponse, Response
 
 from edgellm import __version__
 from edgellm.hub.facts import full
-from edgellm.quant.gguf import GGUFError
+from edgellm.models import build_graph
+from edgellm.quant.gguf import GGUF, GGUFError
 from edgellm.server.body import read
-from edgellm.server.errors import unsupported
+from edgellm.server.errors import ApiError, unsupported
 from edgellm.server.models import Known, Models, serving
 from edgellm.server.ollama import plain_name
 from edgellm.server.ollama_schemas import (
@@ -36,6 +37,7 @@ from edgellm.server.plain import embed
 from edgellm.server.service import in_thread
 
 _NEVER = "9999-12-31T23:59:59Z"
+_TEMPLATE = "tokenizer.chat_template"  # shown as the template
 _MOST_FILES = 64  # whose facts are kept
 
 
@@ -96,31 +98,41 @@ def _expires(models: Models, known: Known) -> str:
 
 
 async def show(http: HttpRequest) -> Response:
+    """From the file: nothing is loaded for it. GGUFError for one that is no model."""
     body = await read(http, ShowRequest)
     models: Models = http.app.state.models
-    service = await serving(http, plain_name(body.model or body.name))
-    llm, model = service.engine.llm, await _model(models.find(service.model))
-    template = service.template.source if service.template is not None else ""
+    known = models.find(plain_name(body.model or body.name))
+    try:
+        model = await _model(known)
+        metadata, is_encoder = await in_thread(lambda: _read(known.path))
+    except GGUFError as error:
+        why = str(error).replace(str(known.path), known.path.name)
+        raise ApiError(503, f"The model {known.name!r} cannot be read: {why}") from None
+    template = known.service.template if known.service is not None else None
+    text = template.source if template is not None else str(metadata.get(_TEMPLATE) or "")
     capabilities: list[Literal["completion", "embedding", "tools", "thinking"]]
-    if llm.is_encoder:
+    if is_encoder:
         capabilities = ["embedding"]
     else:
         capabilities = ["completion"]
-        if "tools" in template:
+        if "tools" in text:
             capabilities.append("tools")
-        if "think" in template:
+        if "think" in text:
             capabilities.append("thinking")
     reply: Shown = {
-        "license": llm.metadata.get("general.license", ""),
-        "modelfile": "", "parameters": "", "template": template,
+        "license": str(metadata.get("general.license") or ""),
+        "modelfile": "", "parameters": "", "template": text,
         "details": model["details"], "modified_at": model["modified_at"],
-        "model_info": {k: _plain(v) for k, v in llm.metadata.items() if k not in _LONG},
+        "model_info": {k: _plain(v) for k, v in metadata.items() if k != _TEMPLATE},
         "capabilities": capabilities,
     }  # fmt: skip
     return JSONResponse(reply)
 
 
-_LONG = ("tokenizer.chat_template",)  # shown as the template
+def _read(path: Path) -> tuple[dict[str, Any], bool]:
+    """(metadata, whether it is an encoder) of a file."""
+    with GGUF(path) as model:
+        return dict(model.metadata), not build_graph(model)[1].is_causal
 
 
 def _plain(value: Any) -> str | bool | int | float | None:

@@ -174,7 +174,7 @@ class GenerateEnd(Head, Said, Scores, Counts):
 
 class Loaded(Head):
     done: Literal[True]
-    done_reason: Literal["load"]
+    done_reason: Literal["load", "unload"]
 
 
 class ChatLoaded(Loaded):

@@ -84,18 +84,18 @@ ROUTES = [
     Operation("POST", "/models/unload", plain.unload, s.ModelRequest, r.Done, errors=(404, 409)),
     Operation(
         "POST", "/api/chat", ollama.chat, o.OllamaChatRequest, o.ChatEnd | o.ChatLoaded,
-        _CHAT_LINE, sse.OLLAMA, GENERATES,
+        _CHAT_LINE, sse.OLLAMA, (*GENERATES, 409),
     ),
     Operation(
         "POST", "/api/generate", ollama.generate, o.GenerateRequest,
-        o.GenerateEnd | o.GenerateLoaded, _GENERATE_LINE, sse.OLLAMA, GENERATES,
+        o.GenerateEnd | o.GenerateLoaded, _GENERATE_LINE, sse.OLLAMA, (*GENERATES, 409),
     ),
     Operation(
         "POST", "/api/embed", ollama_models.api_embed, o.EmbedRequest, o.Embedded,
         errors=(404, 503),
     ),
     Operation("GET", "/api/tags", ollama_models.tags, reply=o.Tags),
-    Operation("POST", "/api/show", ollama_models.show, o.ShowRequest, o.Shown, errors=(404,)),
+    Operation("POST", "/api/show", ollama_models.show, o.ShowRequest, o.Shown, errors=(404, 503)),
     Operation("GET", "/api/ps", ollama_models.ps, reply=o.Running),
     Operation("GET", "/api/version", ollama_models.version, reply=o.Version),
     Operation(

@@ -61,6 +61,7 @@ class Sampled(Body):
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=8)
     max_tokens: MaxTokens | None = None
+    n_predict: MaxTokens | None = None  # llama-server's name of it
     stop: Stop | None = None
     seed: int | None = _SEED
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -102,6 +103,12 @@ class Sampled(Body):
     return_progress: bool | None = Field(
         default=None, description="Streams tell how far the prompt is read (prompt_progress)."
     )
+
+    @model_validator(mode="after")
+    def _by_either_name(self) -> Self:
+        if self.max_tokens is None:
+            self.max_tokens = self.n_predict
+        return self
 
 
 class TextPart(Body):
@@ -185,7 +192,6 @@ class InfillRequest(Sampled):
     input_suffix: str = ""
     input_extra: list[ExtraFile] | None = Field(default=None, max_length=256)
     prompt: str | None = None
-    n_predict: MaxTokens | None = None
 
 
 class EmbeddingRequest(Body):

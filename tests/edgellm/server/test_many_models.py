@@ -192,6 +192,23 @@ def test_loading_and_unloading_by_hand(start):
     assert server.chat().status_code == 200  # the one of the command line is the default
 
 
+def test_ollamas_keep_alive(start):
+    server = start()
+    ask = lambda **body: server.http.post("/api/generate", json={"model": "llama", **body})  # noqa: E731
+    assert ask().json()["done_reason"] == "load" and server.states()["llama"] == "loaded"
+    assert ask(keep_alive=0).json()["done_reason"] == "unload"
+    assert server.states()["llama"] == "unloaded"
+    assert ask(keep_alive="5m").json()["done_reason"] == "load"
+    assert 290 < server.models.seconds_left(server.models.find("llama")) <= 300
+    assert ask(keep_alive=-1).json()["done_reason"] == "load"
+    assert server.http.get("/api/ps").json()["models"][0]["expires_at"] > "2200"
+    assert ask(keep_alive="soon").status_code == 400
+    assert ask(keep_alive=0).json()["done_reason"] == "unload"
+    shown = server.http.post("/api/show", json={"model": "llama"})  # loads nothing
+    assert shown.json()["template"] == TEMPLATE and server.states()["llama"] == "unloaded"
+    assert server.http.post("/api/show", json={"model": "broken"}).status_code == 503
+
+
 def test_idle_models_go(start):
     server = start(idle_seconds=0.3)
     server.text("llama")
@@ -392,6 +409,34 @@ def test_a_request_under_way_is_finished_and_a_second_signal_does_not_wait(comma
         assert rest[-1] == "data: [DONE]" and process.wait(10) == 0
 
 
+def test_answers_are_not_held_back(command, folder):
+    """Many small requests on one connection: with Nagle's algorithm each would wait for 40 ms."""
+    url = address(command(str(folder / "llama.gguf")))
+    with httpx.Client(base_url=url) as http:
+        http.get("/livez")
+        times = []
+        for _ in range(40):
+            begun = time.perf_counter()
+            http.get("/livez")
+            times.append(time.perf_counter() - begun)
+    assert sorted(times)[4] < 0.03
+
+
+def test_a_broken_file_is_told_of_as_such(command, folder, tmp_path):
+    for name in ("llama", "cut"):
+        shutil.copy(folder / "llama.gguf", tmp_path / f"{name}.gguf")
+    os.truncate(tmp_path / "cut.gguf", 2000)
+    process = command("--models-dir", str(tmp_path))
+    url = address(process)
+    for path in (CHAT, "/models/load"):
+        answer = httpx.post(url + path, json={"model": "cut", "messages": ASK}, timeout=60)
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 503 and message.startswith("The model 'cut' cannot be loaded")
+        assert str(tmp_path) not in message
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0 and "Traceback" not in process.stderr.read()
+
+
 def test_an_idle_server_rests(command, folder):
     """Less than 1 % of a core."""
     process = command(str(folder / "llama.gguf"))
@@ -407,6 +452,8 @@ def test_an_idle_server_rests(command, folder):
 @pytest.mark.parametrize(
     "flags, named",
     [
+        (["--cors-origin", "*"], "--cors-origin"),
+        (["--cors-origin", "https://a.b/c"], "--cors-origin"),
         (["--models-dir", "/nowhere"], "--models-dir"),
         (["--pin", "nobody"], "'nobody' to --pin"),
         (["broken.gguf"], "broken.gguf"),

@@ -605,3 +605,22 @@ def test_a_signal_ends_the_server_in_peace(tiny_model: Callable[..., Any], tmp_p
             assert found[-1] == "data: [DONE]"
             process.stderr.read()
             assert process.wait(10) == 0
+
+
+def test_a_strict_tool_keeps_its_schema_or_is_refused(server: Any) -> None:
+    """Schemas of other tools help the model as far as they can."""
+    schema = {"type": "object", "properties": {"x": {"not": {}}}, "required": ["x"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    body = {"messages": ASK, "tools": [tool], "tool_choice": "required", "max_tokens": 4}
+    answer = server.post(CHAT, body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "tools.0.function.parameters"
+    assert "not" in error["message"]
+    tool["function"]["strict"] = False
+    assert server.post(CHAT, body).status_code == 200
+
+
+def test_llama_servers_name_of_max_tokens(server: Any) -> None:
+    for path, body in ((CHAT, {"messages": ASK}), ("/v1/completions", {"prompt": "a"})):
+        answer = server.post(path, {**body, "n_predict": 3, "ignore_eos": True})
+        assert answer.json()["usage"]["completion_tokens"] == 3
