@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import gc
 import itertools
+import math
 import re
 import sys
 import time
@@ -228,7 +229,7 @@ class Models:
     def seconds_left(self, known: Known) -> float | None:
         """Until it is unloaded if nobody uses it; None: never."""
         limit = self._idle_seconds if known.idle_seconds is None else known.idle_seconds
-        if limit is None or known.is_pinned:
+        if limit is None or math.isinf(limit) or known.is_pinned:
             return None
         return limit if known.is_in_use else max(0.0, known.used + limit - time.monotonic())
 

@@ -59,8 +59,7 @@ def url(model: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("options", "batch"),
-    [("tokenized_requests=True", 1), ("tokenized_requests=False", 1),
-     ("tokenized_requests=True", 16), ("tokenized_requests=False", 7),
+    [("tokenized_requests=True", 16), ("tokenized_requests=False", 7),
      ("tokenized_requests=True,num_concurrent=6", 1)],
 )  # fmt: skip
 def test_log_likelihoods_are_those_of_the_model(

@@ -607,11 +607,12 @@ def test_a_signal_ends_the_server_in_peace(tiny_model: Callable[..., Any], tmp_p
             assert process.wait(10) == 0
 
 
-def test_a_strict_tool_keeps_its_schema_or_is_refused(server: Any) -> None:
+def test_a_strict_tool_keeps_its_schema_or_is_refused(start: Callable[..., Any]) -> None:
     """Schemas of other tools help the model as far as they can."""
     schema = {"type": "object", "properties": {"x": {"not": {}}}, "required": ["x"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     body = {"messages": ASK, "tools": [tool], "tool_choice": "required", "max_tokens": 4}
+    server = start(n_ctx=2048)
     answer = server.post(CHAT, body)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == "tools.0.function.parameters"
