@@ -152,27 +152,30 @@ class _Answer:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     async def events(self) -> AsyncIterator[CompletionChunk]:
-        if not self._requests:
-            yield self._chunk(0, self._echo(0), _Legacy(self._llm, 0), [], "length")
-        for request in self._requests:
+        """Prompt by prompt: answers to later ones are computed meanwhile, as far as a stream may be
+        ahead of its reader."""
+        for i in range(len(self._prompts) if not self._requests else 0):
+            yield self._chunk(i, self._echo(i), _Legacy(self._llm, 0), [], "length")
+        for i, request in enumerate(self._requests):
             legacy = [_Legacy(self._llm, self._body.logprobs or 0) for _ in request.choices]
             to_echo = set(range(len(legacy))) if self._body.echo else set()
             while (piece := await request.next()) is not None:
                 choice, mine = piece.choice, legacy[piece.choice]
+                index = i * len(legacy) + choice
                 if piece.progress is not None:
-                    chunk = self._chunk(choice, "", mine, [])
+                    chunk = self._chunk(index, "", mine, [])
                     chunk["prompt_progress"] = prompt_progress(piece.progress)
                     yield chunk
                     continue
                 if choice in to_echo:  # now that the prompt has its scores
                     to_echo.remove(choice)
-                    yield self._chunk(choice, self._echo(0), mine, request.choices[0].scores)
+                    yield self._chunk(index, self._echo(i), mine, request.choices[0].scores)
                 sequence = request.choices[choice]
                 ends = piece.finish_reason is not None and sequence.error is None
                 reason = finish_reason(piece.finish_reason) if ends else None
                 scored = _scored([piece], sequence)
                 if piece.text or reason or (scored and self._body.logprobs is not None):
-                    yield self._chunk(choice, piece.text, mine, scored, reason)
+                    yield self._chunk(index, piece.text, mine, scored, reason)
         last = self._chunk_of([])
         self._add_cache_report(last)
         if self._wants_usage:
@@ -231,8 +234,6 @@ async def completions(http: HttpRequest) -> Response:
     n = check_n(body.n, llm.max_num_seqs)
     service.check_room(n, 0)  # before any work is done for one who is sent away
     prompts = await in_thread(lambda: prompts_of(body, llm, service.allow_special))
-    if body.stream and len(prompts) > 1:
-        raise unsupported("stream: of one prompt only.", "stream")
     most = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     if most == 0 and not body.echo:
         raise ApiError(400, "max_tokens: 0 needs echo.", param="max_tokens")

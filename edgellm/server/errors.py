@@ -4,6 +4,7 @@ shapes of the other protocols where their paths are asked for."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Unpack
 
@@ -16,6 +17,7 @@ from edgellm.prompts import ContextFull
 from edgellm.quant.gguf import GGUFError
 from edgellm.sampling import ModelProducedNaN
 from edgellm.scheduler import Overloaded, RequestTimeout
+from edgellm.structured import StructureError
 
 _RETRY_SECONDS = 1, 3  # at random between: who was refused together does not come back together
 UNSUPPORTED = "unsupported_value"  # the code of what is known, but not served
@@ -34,6 +36,7 @@ _TYPES = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
+_FLAG = re.compile(r" \(--(json-schema|grammar|regex)\)")
 _ANTHROPIC_TYPES = {
     404: "not_found_error", 413: "request_too_large", 500: "api_error", 501: "api_error",
     503: "overloaded_error",
@@ -149,6 +152,10 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error))
     if isinstance(error, ModelProducedNaN):
         return ApiError(500, str(error), code="model_produced_nan")
+    if isinstance(error, StructureError):  # its flags are fields here
+        flag = _FLAG.search(str(error))
+        param = flag[1].replace("-", "_") if flag else None
+        return ApiError(400, _FLAG.sub("", str(error)), param=param, code="unsupported_value")
     if isinstance(error, EdgeLLMError):
         return ApiError(400, str(error))
     if isinstance(error, GGUFError):  # the log has its path

@@ -625,3 +625,29 @@ def test_llama_servers_name_of_max_tokens(server: Any) -> None:
     for path, body in ((CHAT, {"messages": ASK}), ("/v1/completions", {"prompt": "a"})):
         answer = server.post(path, {**body, "n_predict": 3, "ignore_eos": True})
         assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"echo": True, "logprobs": 2}, {"max_tokens": 0}])
+def test_several_prompts_in_one_stream(server: Any, more: dict[str, Any]) -> None:
+    """Each choice has the text that it has in a whole answer."""
+    body = {"prompt": ["ab", "cde", "f"], "temperature": 0, "ignore_eos": True, "max_tokens": 5,
+            "seed": 1, **({"echo": True} if "max_tokens" in more else {}), **more}  # fmt: skip
+    whole = server.post("/v1/completions", body).json()["choices"]
+    texts = ["" for _ in whole]
+    ends = []
+    with server.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                [choice] = json.loads(line[6:])["choices"]
+                texts[choice["index"]] += choice["text"]
+                ends += [choice["index"]] * (choice["finish_reason"] is not None)
+    assert texts == [choice["text"] for choice in whole]
+    assert sorted(ends) == list(range(len(whole)))
+
+
+def test_forms_that_cannot_be_are_told_in_the_words_of_the_api(server: Any) -> None:
+    for name, value in (("json_schema", {"not": {}}), ("regex", "(?=a)"), ("grammar", "start: b")):
+        answer = server.post(CHAT, {"messages": ASK, name: value})
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == name
+        assert "--" not in error["message"] and error["message"].endswith(".")
