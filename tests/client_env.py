@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,11 @@ def serving(model: Path, *flags: str) -> Iterator[str]:
                 break
             except httpx.HTTPError:
                 time.sleep(0.1)
+        # what it logs has to go somewhere
+        rest = server.stderr
+        reading = threading.Thread(target=lambda: [None for _ in rest])
+        reading.start()
         yield address
         server.terminate()
+        reading.join()
         server.stderr.close()

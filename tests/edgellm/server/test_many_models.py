@@ -437,6 +437,17 @@ def test_a_broken_file_is_told_of_as_such(command, folder, tmp_path):
     assert process.wait(10) == 0 and "Traceback" not in process.stderr.read()
 
 
+def test_a_log_that_nobody_reads_holds_nothing_up(command, folder):
+    """The pipe of stderr is full after some hundred lines."""
+    process = command(str(folder / "llama.gguf"))
+    with httpx.Client(base_url=address(process), timeout=30) as http:
+        for _ in range(1500):
+            body = {"prompt": "a", "max_tokens": 1, "ignore_eos": True}
+            assert http.post("/v1/completions", json=body).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
 def test_an_idle_server_rests(command, folder):
     """Less than 1 % of a core."""
     process = command(str(folder / "llama.gguf"))
