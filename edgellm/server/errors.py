@@ -33,12 +33,11 @@ _TYPES = {
     415: "invalid_request_error",
     429: "rate_limit_error",
     500: "server_error",
-    501: "not_supported_error",
     503: "unavailable_error",
 }
 _FLAG = re.compile(r" \(--(json-schema|grammar|regex)\)")
 _ANTHROPIC_TYPES = {
-    404: "not_found_error", 413: "request_too_large", 500: "api_error", 501: "api_error",
+    404: "not_found_error", 413: "request_too_large", 500: "api_error",
     503: "overloaded_error",
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ _STATUSES = {
     408: "The request was not done in time", 409: "The model is in use or pinned",
     413: "The body is too large",
     415: "The body is not JSON, or compressed", 429: "Too much waits already",
-    500: "The server or the model has failed", 501: "This server was not started for it",
+    500: "The server or the model has failed",
     503: "The server takes no requests at the moment",
 }  # fmt: skip
 _EVERYWHERE = (400, 403, 500)

@@ -119,7 +119,7 @@ ROUTES = [
     Operation("GET", "/status", page.status, reply=r.Status),
     Operation("GET", "/slots", slots.slots, reply=list[r.Slot], errors=_MODEL, query=(_FAIL, _OF)),
     Operation(
-        "POST", "/slots/{id}", slots.act, s.SlotRequest, r.SlotDone, errors=(404, 501, 503),
+        "POST", "/slots/{id}", slots.act, s.SlotRequest, r.SlotDone, errors=(404, 503),
         query=(_ACTION, _OF),
     ),
     Operation("GET", "/health", plain.health, reply=r.Health, errors=(503,)),

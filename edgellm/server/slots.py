@@ -45,7 +45,7 @@ async def act(http: HttpRequest) -> Response:
     service = await serving(http, http.query_params.get("model"))
     folder, llm = service.slot_dir, service.engine.llm
     if folder is None:
-        raise ApiError(501, "Slots are not saved here: start the server with --slot-save-path.")
+        raise ApiError(403, "Slots are not saved here: start the server with --slot-save-path.")
     number, action = http.path_params["id"], http.query_params.get("action")
     if not (number.isascii() and number.isdecimal() and int(number[:9]) < llm.max_num_seqs):
         raise ApiError(404, f"There is no such slot: there are {llm.max_num_seqs}, from 0.")

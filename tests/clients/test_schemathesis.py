@@ -29,7 +29,7 @@ def test_replies_are_what_the_document_says(
         done = subprocess.run(
             [python.parent / "schemathesis", "run", url.removesuffix("/v1") + "/openapi.json",
              "--max-examples", EXAMPLES, "--request-timeout", "60", "--continue-on-failure",
-             "--checks", "all", "--exclude-checks", UNCHECKED, "--workers", "8", "--no-color"],
+             "--checks", "all", "--exclude-checks", UNCHECKED, "--no-color"],
             capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""},
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]

@@ -95,7 +95,7 @@ def test_what_cannot_be_done_is_said(
     server: Any, start: Callable[..., Any], tmp_path: Path
 ) -> None:
     without = act(server, "save", "x.kv")
-    assert without.status_code == 501 and "--slot-save-path" in without.json()["error"]["message"]
+    assert without.status_code == 403 and "--slot-save-path" in without.json()["error"]["message"]
     with_dir = start(slot_dir=tmp_path, **OPTIONS)
     assert act(with_dir, "save", "x.kv").status_code == 400  # nothing has ended there
     assert act(with_dir, "restore", "none.kv").status_code == 404
