@@ -180,8 +180,14 @@ class Program:
         return [states.reshape(self.limits.n_states, -1) for states in self.states.values()]
 
     def close(self) -> None:
-        """Stop the threads and let go of the memory."""
+        """Stop the threads and let go of the memory, also where somebody still holds the program,
+        as a request that has just ended may."""
         self.team.close()
+        self.weights.data = self.weights.data[:0].copy()
+        for group in self.groups.values():
+            group.keys.clear()
+            group.values.clear()
+        self.states.clear()
 
     # ---- what lowerings use ---------------------------------------------------------------------
 

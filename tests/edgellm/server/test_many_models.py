@@ -518,6 +518,6 @@ def test_unloading_gives_the_memory_back(real_model, tmp_path):
                 left.append(anonymous())
                 assert loaded - before > 50 << 20
                 assert loaded - left[-1] > 0.7 * (loaded - before)
-        assert left[3] - left[1] < 16 << 20  # the second time brings nothing that stays
+        assert left[3] - left[1] < 64 << 20  # of the more than 500 MB that came and went
     finally:
         server.stop()
