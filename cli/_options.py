@@ -3,6 +3,7 @@
 Every flag with a value can be set by EDGELLM_<LONG NAME> as well; the flag wins.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
@@ -26,6 +27,23 @@ def _policy(value: str) -> str:
 def _cache_type(value: str) -> str:
     if value not in CACHE_TYPES:
         raise typer.BadParameter(f"{value!r} is none of {', '.join(CACHE_TYPES)}")
+    return value
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """A check of a flag that can be one of a few words."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise typer.BadParameter(f"must be {', '.join(names)}")
+        return value
+
+    return check
+
+
+def positive(value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise typer.BadParameter("must be above 0")
     return value
 
 

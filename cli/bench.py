@@ -13,6 +13,7 @@ from edgellm.cli._options import (
     Model,
     ModelFlag,
     Threads,
+    one_of,
     threads_or_none,
 )
 from edgellm.cli._output import Status, say, write
@@ -20,12 +21,6 @@ from edgellm.cli._output import Status, say, write
 FORMATS = {"md": _bench_report.as_markdown, "json": _bench_report.as_json,
            "csv": _bench_report.as_csv}  # fmt: skip
 SLOWER = 1  # exit code of --compare
-
-
-def _format(value: str) -> str:
-    if value not in FORMATS:
-        raise typer.BadParameter(f"must be {', '.join(FORMATS)}")
-    return value
 
 
 def _widths(text: str) -> str:
@@ -77,7 +72,7 @@ def command(
     threads: Threads = -1,
     cpu_mask: CpuMask = None,
     output: Annotated[
-        str, typer.Option("-o", "--output", callback=_format, help="md, json or csv.")
+        str, typer.Option("-o", "--output", callback=one_of(FORMATS), help="md, json or csv.")
     ] = "md",
     save: Annotated[
         str | None, typer.Option("--save", metavar="FILE", help="Keep the report for --compare.")

@@ -2,34 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from edgellm.api_keys import api_keys
+from edgellm.api_keys import sent_key
 from edgellm.cli import _http_report, _load_report
+from edgellm.cli._load_options import Rate, Requests, Scenario, Seed
+from edgellm.cli._options import one_of, positive
 from edgellm.cli._output import Status, say, visible, write
-from edgellm.errors import EdgeLLMError
 
 FORMATS = {
     "md": _http_report.as_markdown, "json": _load_report.as_json, "csv": _load_report.as_csv,
 }  # fmt: skip
 MISSED = 1  # exit code: an SLO was, or a request failed
-
-
-def _one_of(names: Any) -> Any:
-    def check(value: str) -> str:
-        if value not in names:
-            raise typer.BadParameter(f"must be {', '.join(names)}")
-        return value
-
-    return check
-
-
-def _positive(value: float | None) -> float | None:
-    if value is not None and not value > 0:
-        raise typer.BadParameter("must be above 0")
-    return value
 
 
 def _object(text: str) -> str:
@@ -56,22 +42,12 @@ def _two(text: str | None) -> str | None:
 
 def command(
     url: Annotated[str, typer.Argument(metavar="URL", help="As http://127.0.0.1:8080.")],
-    scenario: Annotated[
-        str, typer.Option("--scenario", help="Which requests come; `list` says what there is.")
-    ] = "mix",
-    requests: Annotated[
-        int | None,
-        typer.Option("--requests", min=1, show_default=False,
-                     help="How many; else what takes about a minute."),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", callback=_positive, show_default=False,
-                     help="Requests/s, or inf: all at once; else 70 % of what can be done."),
-    ] = None,
+    scenario: Scenario = "mix",
+    requests: Requests = None,
+    rate: Rate = None,
     duration: Annotated[
         float | None,
-        typer.Option("--duration", callback=_positive, metavar="SECONDS", show_default=False,
+        typer.Option("--duration", callback=positive, metavar="SECONDS", show_default=False,
                      help="Begin requests for so long."),
     ] = None,
     clients: Annotated[
@@ -80,7 +56,7 @@ def command(
                      help="A closed loop: so many clients that send their next request when they "
                      "have an answer."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of lengths and arrivals.")] = 0,
+    seed: Seed = 0,
     speed: Annotated[
         str | None,
         typer.Option("--speed", metavar="P,D", callback=_two, show_default=False,
@@ -88,7 +64,7 @@ def command(
                      "first: runs with the same plan can be compared."),
     ] = None,
     endpoint: Annotated[
-        str, typer.Option("--endpoint", callback=_one_of(("chat", "completions")),
+        str, typer.Option("--endpoint", callback=one_of(("chat", "completions")),
                           help="chat or completions."),
     ] = "chat",
     model_name: Annotated[
@@ -113,7 +89,7 @@ def command(
         int, typer.Option("-np", "--parallel", min=1, help="Requests it is thought to run at once.")
     ] = 8,
     timeout: Annotated[
-        float, typer.Option("-to", "--timeout", callback=_positive, help="Seconds for an answer.")
+        float, typer.Option("-to", "--timeout", callback=positive, help="Seconds for an answer.")
     ] = 600.0,
     slo: Annotated[
         Path | None,
@@ -122,7 +98,7 @@ def command(
                      "{p50 = ..., p95 = ..., p99 = ...}."),
     ] = None,
     output: Annotated[
-        str, typer.Option("-o", "--output", callback=_one_of(FORMATS), help="md, json or csv.")
+        str, typer.Option("-o", "--output", callback=one_of(FORMATS), help="md, json or csv.")
     ] = "md",
     records: Annotated[
         str | None,
@@ -144,14 +120,14 @@ def command(
       edgellm bench http http://127.0.0.1:8080 --clients 32 --duration 180 --speed 200,60
       edgellm bench http http://127.0.0.1:8080 --rate 10 --duration 60 --records new.jsonl
     """
+    from edgellm.remote import address
     from edgellm.workloads import SCENARIOS, find
 
     if scenario == "list":
         write("".join(f"{s.name:12} {s.about}\n" for s in SCENARIOS.values()))
         return
     find(scenario)
-    if not url.startswith(("http://", "https://")):
-        raise EdgeLLMError(f"{url!r} is no address of a server; it begins with http://.")
+    root = address(url)
     if picture is not None:
         from edgellm.load_picture import check
 
@@ -164,9 +140,8 @@ def command(
     from edgellm.workloads import Speed
 
     limits = serving_records.SLO.read(slo) if slo is not None else serving_records.SLO()
-    keys = api_keys(api_key_file, "OPENAI_API_KEY")
-    root = url.rstrip("/").removesuffix("/v1")
-    server = Server(root, model_name, endpoint, keys[0] if keys else "", json.loads(body), timeout)
+    key = sent_key(api_key_file)
+    server = Server(root, model_name, endpoint, key, json.loads(body), timeout)
     status = Status()
     try:
         plan = http_bench.Plan(

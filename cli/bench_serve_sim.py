@@ -5,7 +5,16 @@ from typing import Annotated
 import typer
 
 from edgellm.cli import _load_report, _model, _sim_report
-from edgellm.cli._options import CpuMask, Model, ModelFlag, Threads, threads_or_none
+from edgellm.cli._load_options import Rate, Requests, Scenario, Seed
+from edgellm.cli._options import (
+    CpuMask,
+    Model,
+    ModelFlag,
+    Threads,
+    one_of,
+    positive,
+    threads_or_none,
+)
 from edgellm.cli._output import Status, say, visible, write
 
 FORMATS = {
@@ -14,43 +23,21 @@ FORMATS = {
 MISSED = 1  # exit code: an SLO was
 
 
-def _format(value: str) -> str:
-    if value not in FORMATS:
-        raise typer.BadParameter(f"must be {', '.join(FORMATS)}")
-    return value
-
-
-def _positive(value: float | None) -> float | None:
-    if value is not None and not value > 0:
-        raise typer.BadParameter("must be above 0")
-    return value
-
-
 def command(
     model_argument: Model = None,
     model: ModelFlag = None,
-    scenario: Annotated[
-        str, typer.Option("--scenario", help="Which requests come; `list` says what there is.")
-    ] = "mix",
-    requests: Annotated[
-        int | None,
-        typer.Option("--requests", min=1, show_default=False,
-                     help="How many; else what takes about a minute."),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", callback=_positive, show_default=False,
-                     help="Requests/s, or inf: all at once; else 70 % of what can be done."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of lengths and arrivals.")] = 0,
+    scenario: Scenario = "mix",
+    requests: Requests = None,
+    rate: Rate = None,
+    seed: Seed = 0,
     slo_ttft: Annotated[
         float | None,
-        typer.Option("--slo-ttft", metavar="MS", callback=_positive, show_default=False,
+        typer.Option("--slo-ttft", metavar="MS", callback=positive, show_default=False,
                      help="Most milliseconds to the first token."),
     ] = None,
     slo_tpot: Annotated[
         float | None,
-        typer.Option("--slo-tpot", metavar="MS", callback=_positive, show_default=False,
+        typer.Option("--slo-tpot", metavar="MS", callback=positive, show_default=False,
                      help="Most milliseconds for a token after the first."),
     ] = None,
     static: Annotated[
@@ -66,7 +53,7 @@ def command(
     threads: Threads = -1,
     cpu_mask: CpuMask = None,
     output: Annotated[
-        str, typer.Option("-o", "--output", callback=_format, help="md, json or csv.")
+        str, typer.Option("-o", "--output", callback=one_of(FORMATS), help="md, json or csv.")
     ] = "md",
     records: Annotated[
         str | None,

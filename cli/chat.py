@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgellm.api_keys import api_keys
+from edgellm.api_keys import sent_key
 from edgellm.cli import _model
 from edgellm.cli._chat_model import Files, Served, Source
 from edgellm.cli._options import (
@@ -176,8 +176,7 @@ def command(
         )
 
     if server is not None:
-        keys = api_keys(api_key_file, "OPENAI_API_KEY")
-        source: Source = Served(server, keys[0] if keys else "")
+        source: Source = Served(server, sent_key(api_key_file))
         settings.model = model_argument or model
     else:
         source = Files(load, chat_template)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgellm.api_keys import api_keys
+from edgellm.api_keys import sent_key
 from edgellm.cli._output import columns, write
 
 ADDRESS = "http://127.0.0.1:8080"
@@ -32,8 +32,7 @@ def command(
     """
     from edgellm.remote import status
 
-    keys = api_keys(api_key_file, "OPENAI_API_KEY")
-    models = status(url, keys[0] if keys else "")
+    models = status(url, sent_key(api_key_file))
     if as_json:
         write(json.dumps(models, indent=1) + "\n")
         return

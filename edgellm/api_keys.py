@@ -19,3 +19,8 @@ def api_keys(file: Path | None, variable: str) -> tuple[str, ...]:
             raise EdgeLLMError(f"{file} (--api-key-file) holds no key.")
     found.append(os.environ.get(variable, ""))
     return tuple(key.strip() for key in found if key.strip())
+
+
+def sent_key(file: Path | None) -> str:
+    """What a client of a server sends: the first key of the file, else OPENAI_API_KEY, else ""."""
+    return next(iter(api_keys(file, "OPENAI_API_KEY")), "")

@@ -21,13 +21,18 @@ class RemoteError(EdgeLLMError):
     """The server does not answer, or refuses."""
 
 
+def address(url: str) -> str:
+    """Of a server, without the /v1 that clients of OpenAI are told."""
+    if not url.startswith(("http://", "https://")):
+        raise EdgeLLMError(f"{url!r} is no address of a server; it begins with http://.")
+    return url.rstrip("/").removesuffix("/v1")
+
+
 class RemoteServer:
     """Asks a server. RemoteError when it does not answer as it should."""
 
     def __init__(self, url: str, key: str = "") -> None:
-        if not url.startswith(("http://", "https://")):
-            raise EdgeLLMError(f"{url!r} is no address of a server; it begins with http://.")
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = address(url)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(
             base_url=self.url, headers=headers,

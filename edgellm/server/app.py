@@ -26,7 +26,9 @@ from edgellm.server.routes import ROUTES
 from edgellm.server.safety import Guard, Safety
 from edgellm.server.service import log
 
-_WORKERS = 8  # threads for what would hold the event loop up: templates, tokens, loading
+# Threads for what would hold the event loop up: templates, tokens, loading. Not more on more cores:
+# what each once needed for a long prompt it may keep.
+_WORKERS = 8
 
 
 def make_app(
@@ -38,7 +40,6 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # each of its threads has a heap of its own: many cores must not mean much memory
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_WORKERS))
         watching = asyncio.create_task(models.watch())
         yield

@@ -54,7 +54,7 @@ class EngineCollector(Collector):
         self._models, self._prefixes = models, prefixes
 
     def collect(self) -> Iterator[Metric]:
-        engines = [(k.name, k.service.engine) for k in self._models.loaded if k.service is not None]
+        engines = [(service.model, service.engine) for service in self._models.services]
         for prefix in self._prefixes:
             yield from _families(prefix, engines)
 

@@ -8,12 +8,10 @@ one at a time, in a thread beside the event loop.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import itertools
 import math
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from edgellm.engine import AsyncLLM
 from edgellm.errors import EdgeLLMError
 from edgellm.memory import available_bytes, bill
 from edgellm.quant.gguf import GGUF
+from edgellm.server import heap
 from edgellm.server.errors import ApiError
 from edgellm.server.service import Service, log
 
@@ -120,8 +119,16 @@ class Models:
     def loaded(self) -> list[Known]:
         return [known for known in self._known.values() if known.service is not None]
 
+    @property
+    def services(self) -> list[Service]:
+        """Of the loaded models."""
+        return [k.service for k in self._known.values() if k.service is not None]
+
     def find(self, name: str | None) -> Known:
         """404 for a model that is not here; without a name the default, else the only one."""
+        known = self._known.get(name or self.default or "")
+        if known is not None and known.service is not None:
+            return known  # most requests: the folder need not be read
         everything = self.all()
         if not name:
             name = self.default or (everything[0].name if len(everything) == 1 else None)
@@ -141,7 +148,7 @@ class Models:
     @property
     def is_alive(self) -> bool:
         """Every engine works and makes progress."""
-        engines = [k.service.engine for k in self.loaded if k.service is not None]
+        engines = [service.engine for service in self.services]
         return all(engine.is_alive and not engine.is_stalled for engine in engines)
 
     @property
@@ -210,7 +217,7 @@ class Models:
         for look in itertools.count():
             await asyncio.sleep(_LOOK_SECONDS)
             if look % _LOOKS_A_TRIM == 0:
-                await asyncio.to_thread(_trim)
+                await asyncio.to_thread(heap.trim)
             for known in self.loaded:
                 if known.service is not None:
                     known.service.rate.sample()
@@ -234,14 +241,11 @@ class Models:
         return limit if known.is_in_use else max(0.0, known.used + limit - time.monotonic())
 
     async def close(self, drain_seconds: float) -> None:
-        """Let requests under way finish for so long, then end all engines. A second call waits for
-        nothing more."""
+        """Let requests under way finish for so long, then end all engines; again is no fault."""
         self.is_draining = True
-        for known in self.loaded:
-            assert known.service is not None
-            known.service.is_draining = True
-        await asyncio.gather(*(k.service.engine.aclose(drain_seconds) for k in self.loaded
-                               if k.service is not None))  # fmt: skip
+        for service in self.services:
+            service.is_draining = True
+        await asyncio.gather(*(s.engine.aclose(drain_seconds) for s in self.services))
         async with self._changing:
             for known in self.loaded:
                 await self._drop(known)
@@ -300,7 +304,7 @@ class Models:
             known.state = "unloaded"
         del service
         gc.collect()
-        await asyncio.to_thread(_trim)
+        await asyncio.to_thread(heap.trim)
 
 
 def _end_waiting(name: str, engine: AsyncLLM) -> None:
@@ -337,16 +341,6 @@ def cost(path: Path, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> in
             return int(_SPARE * bill(model, n_ctx, type_k, type_v).total)
     except (ValueError, OSError):  # GGUFError is a ValueError, too
         return 0
-
-
-def _trim() -> None:
-    """Give back what is free in this process but not yet in the system: each thread that tokenizes
-    long texts has a heap of its own, full of holes afterwards."""
-    if sys.platform == "linux":
-        try:
-            ctypes.CDLL(None).malloc_trim(0)
-        except AttributeError:  # another libc than glibc
-            pass
 
 
 async def serving(http: HttpRequest, name: str | None = None) -> Service:

@@ -198,7 +198,7 @@ async def livez(http: HttpRequest) -> Response:
 async def readyz(http: HttpRequest) -> Response:
     """Whether a request would be served now."""
     models = _models(http)
-    services = [known.service for known in models.loaded if known.service is not None]
+    services = models.services
     has_room = not services or any(service.n_room > 0 for service in services)
     if models.is_ready and has_room:
         reply: Readiness = {"status": "ok", "waiting": sum(s.n_waiting for s in services)}

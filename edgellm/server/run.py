@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from edgellm.errors import EdgeLLMError
+from edgellm.server import heap
 from edgellm.server.app import make_app
 from edgellm.server.models import Models
 from edgellm.server.protocol import limited
@@ -27,7 +25,6 @@ from edgellm.server.safety import Caps, Guard, known_hosts
 DRAIN_SECONDS = 30
 _LAST_SECONDS = 0.8  # from the second signal, or from the end of the first one's time
 _INTERRUPTED = 130
-_M_ARENA_MAX = -8  # of malloc.h
 _KEEP_ALIVE_SECONDS = 30
 _SEND_BUFFER = 256 << 10  # bytes
 
@@ -51,7 +48,7 @@ class Settings:
 def serve(models: Models, settings: Settings, say: Callable[[str], None]) -> None:
     """Listen, load the model that is known first, if any, and serve until SIGTERM or Ctrl-C;
     requests under way then have DRAIN_SECONDS to finish. EdgeLLMError when it cannot be loaded."""
-    _one_heap()
+    heap.share()
     guard = Guard(
         keys=settings.keys, caps=settings.caps, origins=settings.origins,
         hosts=known_hosts(settings.address[0], settings.hosts),
@@ -66,8 +63,8 @@ def serve(models: Models, settings: Settings, say: Callable[[str], None]) -> Non
 
     def ready() -> None:
         what = ", ".join(
-            f"{known.name}, {known.service.engine.llm.n_ctx:,} tokens of context"
-            for known in models.loaded if known.service is not None
+            f"{service.model}, {service.engine.llm.n_ctx:,} tokens of context"
+            for service in models.services
         ) or f"{len(models.all())} models"  # fmt: skip
         say(f"{what}, at http://{host}:{port}/v1 (Ctrl-C ends).")
 
@@ -78,14 +75,6 @@ def serve(models: Models, settings: Settings, say: Callable[[str], None]) -> Non
         listening.close()
     if server.failure is not None:
         raise server.failure
-
-
-def _one_heap() -> None:
-    """One for all threads, before they begin: glibc gives each its own, and what a long prompt
-    leaves there is of no use to the others (three times the memory after ten minutes of load)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # another libc
-            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def configured(

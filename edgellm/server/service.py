@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,7 +65,6 @@ class Service:
     slot_dir: Path | None = None  # where the caches of slots may be saved
     allow_special: bool = False  # texts of control tokens in messages and prompts are those tokens
     is_draining: bool = False
-    created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         self.rate = Rate(self.engine.metrics)

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from edgellm import SamplingParams
 from edgellm.engine import AsyncLLM
 from edgellm.request import Request
@@ -64,11 +66,8 @@ def test_who_keeps_the_turn_too_long_loses_it() -> None:
 def test_an_exception_gives_the_turn_on() -> None:
     turns = Turns()
     for _ in range(2):
-        try:
-            with turns:
-                raise KeyError
-        except KeyError:
-            pass
+        with pytest.raises(KeyError), turns:
+            raise KeyError
     with turns:
         pass
 
