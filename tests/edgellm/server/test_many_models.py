@@ -70,15 +70,6 @@ class Server:
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["message"]["content"]
 
-    def unload(self, name):
-        """As soon as the last answer is on its way."""
-        for _ in range(100):
-            answer = self.http.post("/models/unload", json={"model": name})
-            if answer.status_code != 409:
-                break
-            time.sleep(0.01)
-        assert answer.status_code == 200, answer.text
-
     def states(self):
         return {m["id"]: m["status"]["value"] for m in self.http.get("/v1/models").json()["data"]}
 
@@ -387,6 +378,16 @@ def address(process):
     return "http://" + line.split("http://")[1].split("/v1")[0]
 
 
+def unload(url, name):
+    """As soon as the last answer is on its way."""
+    for _ in range(100):
+        answer = httpx.post(url + "/models/unload", json={"model": name})
+        if answer.status_code != 409:
+            break
+        time.sleep(0.01)
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_folder_is_served_and_left_in_peace(command, folder):
     process = command("--models-dir", str(folder), "--pin", "llama", "--log-json")
     url = address(process)
@@ -502,22 +503,25 @@ def test_bad_starts_are_one_sentence(command, folder, flags, named):
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_unloading_gives_the_memory_back(real_model, tmp_path):
+def test_unloading_gives_the_memory_back(command, real_model, tmp_path):
     for name in ("SmolLM2", "Qwen2.5-Coder-0.5B"):
         os.symlink(real_model(name), tmp_path / f"{name}.gguf")
-    server = Server(tmp_path)
-    anonymous = lambda: sum(m.private_dirty + m.swap for m in psutil.Process().memory_maps())  # noqa: E731
-    try:
-        left = []
-        for _ in range(2):
-            for name in ("SmolLM2", "Qwen2.5-Coder-0.5B"):
-                before = anonymous()
-                server.text(name)
-                loaded = anonymous()
-                server.unload(name)
-                left.append(anonymous())
-                assert loaded - before > 50 << 20
-                assert loaded - left[-1] > 0.7 * (loaded - before)
-        assert left[3] - left[1] < 64 << 20  # of the more than 500 MB that came and went
-    finally:
-        server.stop()
+    process = command("--models-dir", str(tmp_path))
+    url = address(process)
+
+    def own() -> int:
+        maps = psutil.Process(process.pid).memory_maps()
+        return sum(m.private_dirty + m.swap for m in maps)
+
+    left = []
+    for _ in range(2):
+        for name in ("SmolLM2", "Qwen2.5-Coder-0.5B"):
+            before = own()
+            body = {"model": name, "messages": ASK, **SHORT}
+            assert httpx.post(url + CHAT, json=body, timeout=120).status_code == 200
+            loaded = own()
+            unload(url, name)
+            left.append(own())
+            assert loaded - before > 50 << 20
+            assert loaded - left[-1] > 0.7 * (loaded - before)
+    assert left[3] - left[1] < 64 << 20  # of the more than 500 MB that came and went
