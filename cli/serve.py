@@ -80,7 +80,7 @@ def command(
     max_queue: Annotated[
         int | None,
         typer.Option("--max-queue", min=0, show_default=False,
-                     help="Requests that may wait; else four for each that runs."),
+                     help="Requests that may wait; else three for each that runs."),
     ] = None,
     max_queue_tokens: Annotated[
         int, typer.Option("--max-queue-tokens", min=1, help="Tokens of prompts that may wait.")
@@ -207,7 +207,7 @@ def command(
     from edgellm.server import models as served
     from edgellm.server.logs import start_logging
     from edgellm.server.safety import read_caps
-    from edgellm.server.service import STALL_SECONDS, Service, log
+    from edgellm.server.service import STALL_SECONDS, WAITING_PER_SEAT, Service, log
     from edgellm.turns import Turns
 
     start_logging(log_json)
@@ -230,7 +230,7 @@ def command(
             return Service(
                 AsyncLLM(llm, stall_seconds=STALL_SECONDS, turns=turns), name,
                 template_of(llm, chat_template) if has_template else None,
-                max_queue=4 * parallel if max_queue is None else max_queue,
+                max_queue=WAITING_PER_SEAT * parallel if max_queue is None else max_queue,
                 max_queue_tokens=max_queue_tokens,
                 queue_seconds=queue_timeout, first_token_seconds=first_token_timeout,
                 request_seconds=timeout, slot_dir=slot_save_path, allow_special=allow_special,

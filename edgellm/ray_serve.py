@@ -56,14 +56,16 @@ class Settings(BaseModel):
     cors_origin: Names = ()
     ctx_size: int | None = Field(None, ge=1)
     parallel: int = Field(8, ge=1)
-    max_queue: int | None = Field(None, ge=0)  # None: four for each that runs
+    max_queue: int | None = Field(None, ge=0)  # None: three for each that runs
     timeout: float = Field(3600.0, ge=1, allow_inf_nan=False)  # seconds
     engine: dict[str, Any] = {}  # further arguments of LLM
 
     @property
     def room(self) -> int:
         """Requests that a replica takes: what runs and what may wait."""
-        waiting = 4 * self.parallel if self.max_queue is None else self.max_queue
+        from edgellm.server.service import WAITING_PER_SEAT
+
+        waiting = WAITING_PER_SEAT * self.parallel if self.max_queue is None else self.max_queue
         return self.parallel + waiting
 
     num_cpus: float = Field(1, gt=0)  # of a replica; from 1 on also its threads

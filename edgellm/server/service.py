@@ -25,6 +25,8 @@ from edgellm.server.errors import ApiError
 T = TypeVar("T")
 log = logging.getLogger("edgellm.server")
 STALL_SECONDS = 9.0  # without progress: no step takes so long, and readiness ends within 10 s
+# With more the first token comes more than twice as late under overload as at capacity.
+WAITING_PER_SEAT = 3
 _SAMPLES = 5  # seconds that a rate is of
 
 
