@@ -4,9 +4,10 @@
     python benchmarks/soak.py MODEL.gguf [--minutes 10] [--clients 8]
 
 Clients ask one request after another: a tenth leaves before the answer is complete, a twentieth
-sends what cannot be served. After a minute of warming up, memory of its own (RssAnon and VmSwap),
-open files and threads are noted, and again at the end, when nothing runs any more: memory may have
-grown by 8 MiB, the rest and the cache's blocks must be as before.
+sends what cannot be served. After a warm-up, in which the worst requests also meet, and a minute,
+memory of its own (RssAnon and VmSwap), open files and threads are noted, and again at the end, when
+nothing runs any more: memory may have grown by 8 MiB, the rest and the cache's blocks must be as
+before.
 """
 
 from __future__ import annotations
@@ -56,12 +57,11 @@ class Soak:
         while time.monotonic() < until:
             chance = self.random.random()
             if chance < 0.05:
-                await self.malformed()
+                await self.malformed(*self.random.choice(MALFORMED))
             else:
                 await self.ask(leaves=chance < 0.15)
 
-    async def malformed(self) -> None:
-        path, content, kind = self.random.choice(MALFORMED)
+    async def malformed(self, path: str, content: bytes, kind: str) -> None:
         answer = await self.http.post(path, content=content, headers={"content-type": kind})
         self.seen[f"malformed {answer.status_code // 100}xx"] += 1
 
@@ -86,6 +86,11 @@ class Soak:
         """Every thread of the server's pool has worked once."""
         body = {"content": "a b c d " * 2000}
         await asyncio.gather(*(self.http.post("/tokenize", json=body) for _ in range(64)))
+
+    async def meet(self, clients: int) -> None:
+        """The worst that can coincide: every client sends the same kind of bad request at once."""
+        for what in MALFORMED:
+            await asyncio.gather(*(self.malformed(*what) for _ in range(clients)))
 
     async def resting(self) -> dict[str, float]:
         """What the server holds when nothing runs."""
@@ -112,6 +117,7 @@ class Soak:
 async def measure(server: Served, minutes: float, clients: int) -> bool:
     soak = Soak(server, 0)
     await soak.wake_workers()
+    await soak.meet(clients)
     await soak.run(60, clients)
     before = await soak.resting()
     print("warm:", before, flush=True)
