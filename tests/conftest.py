@@ -16,6 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests import tiny.py from any 
 import tiny  # noqa: E402
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=("emulated", "cuda"), default="emulated",
+        help="where tests of the CUDA back end run: on the CPU (needs g++), or on a GPU",
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function (architecture, **options) -> path of a tiny model, built once for each."""
