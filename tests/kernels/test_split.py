@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgellm import LLM, SamplingParams
+from edgellm import LLM
 from edgellm.kernels.graph import Graph, Tensor, Weight
 from edgellm.kernels.reference import Step, evaluate, run
 from edgellm.kernels.rows import select_early
 from edgellm.kernels.split import CPU, Part, cpu_graph, outputs, places, split
 from edgellm.models import build_graph
-from edgellm.offload import Options, Plan, Room, plan
+from edgellm.offload import Plan
 from edgellm.quant.gguf import GGUF
 from edgellm.runner import Offload, Runner
 
