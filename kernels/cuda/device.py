@@ -15,14 +15,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.errors import EdgeLLMError
-
 # What kernels take: memory (None: the null pointer) and numbers that know their size. CuPy would
 # pass a Python int as 8 bytes and a float as a double, whatever the kernel expects.
 Argument: TypeAlias = "Buffer | np.int32 | np.float32 | None"
 
 
-class DeviceError(EdgeLLMError):
+class DeviceError(RuntimeError):
     """A device refused or failed; its message says which and what to do."""
 
 

@@ -18,10 +18,11 @@ FOLDER = Path(__file__).parent
 # What the parts of a variant define, by file: "f16-f16-128-128" is four parts.
 VARIANTS = {
     "linear": ("WEIGHTS",),
+    "linear_float": ("WEIGHTS",),
     "attention": ("KEYS", "VALUES", "HEAD_DIM", "V_DIM"),
 }
 _INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
-_KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\((\d+)\))?\s+(\w+)\(')
+_KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\((\d+)(?:, \d+)?\))?\s+(\w+)\(')
 
 
 @dataclass(frozen=True)

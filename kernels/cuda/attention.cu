@@ -1,0 +1,419 @@
+// Keys and values into the cache, and attention over it.
+//
+// The cache of a layer is a pool of tiles of 32 tokens for each key-value head, keys and values apart:
+// [tile][head], and in a tile, so that 32 lanes which each have a token read 512 bytes in one piece,
+//
+//     f16, f32   chunks of 16 bytes (8 or 4 elements): [dim / chunk][32 tokens][16 bytes]
+//     q8_0       for each 32 elements: [2][32 tokens][16 codes], [32 tokens] half scales
+//     q4_0       for each 32 elements: [32 tokens][16 bytes], [32 tokens] half scales; byte i of a
+//                token holds element i low and element i + 16 high, biased by 8
+//
+// A block of the block table is a whole number of tiles; a slot is 32 * tile + place. Numbers are
+// rounded as the number format of the same name rounds them (quant/).
+//
+// attention: positions are cut into pieces of 256 that begin at multiples of 256. A block of threads
+// has up to 8 queries that share a key-value head (heads of one token, or of several tokens of a
+// prompt) and reduces a piece from scratch with its own maximum; pieces are merged by one function in
+// ascending order. A lane scores a whole key by itself against the queries in shared memory, so a
+// score needs no shuffle and each key is read once for 8 queries (2 bytes for 16 multiply-adds in
+// f16). For the values a thread has 8 elements of a token and goes through the piece.
+//
+// Generated tokens: `attention_split` leaves a state for each piece, so that a long context keeps the
+// GPU busy, and `attention_merge` puts them together. Prompt tokens: `attention_whole` goes through
+// all pieces by itself. Both do the same arithmetic.
+#include "common.cuh"
+
+enum { PIECE = 256, QUERIES = 8, THREADS = 128, TILE_TOKENS = 32 };
+#define NOTHING -1e30f  // the maximum where no key is seen; finite, so that 0 * it stays 0
+
+struct f32 { enum { TILE_BYTES = 32 * 4 }; };  // bytes of an element for the tokens of a tile
+struct f16 { enum { TILE_BYTES = 32 * 2 }; };
+struct q8_0 { enum { TILE_BYTES = 34 }; };
+struct q4_0 { enum { TILE_BYTES = 18 }; };
+typedef KEYS K;
+typedef VALUES V;
+
+template <class T> DEVICE size_t tile_bytes(int dim) { return (size_t)T::TILE_BYTES * dim; }
+
+// Elements 8 c .. 8 c + 7 of a token of a tile.
+DEVICE void load8(f32, const u8* tile, int token, int c, float (&x)[8]) {
+  const float4* p = (const float4*)tile + token;
+  const float4 a = p[32 * (2 * c)], b = p[32 * (2 * c + 1)];
+  x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w;
+  x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
+}
+DEVICE void load8(f16, const u8* tile, int token, int c, float (&x)[8]) {
+  const uint4 v = ((const uint4*)tile)[32 * c + token];
+  const u32 w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) { x[2 * i] = half_bits(w[i] & 0xffff); x[2 * i + 1] = half_bits(w[i] >> 16); }
+}
+DEVICE void load8(q8_0, const u8* tile, int token, int c, float (&x)[8]) {
+  const u8* group = tile + (c >> 2) * 1088;
+  const uint2 v = *(const uint2*)(group + ((c >> 1 & 1) * 32 + token) * 16 + 8 * (c & 1));
+  const float d = half_bits(((const u16*)(group + 1024))[token]);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    x[i] = d * (float)(i8)(v.x >> (8 * i));
+    x[4 + i] = d * (float)(i8)(v.y >> (8 * i));
+  }
+}
+DEVICE void load8(q4_0, const u8* tile, int token, int c, float (&x)[8]) {
+  const u8* group = tile + (c >> 2) * 576;
+  const uint2 v = *(const uint2*)(group + token * 16 + 8 * (c & 1));
+  const float d = half_bits(((const u16*)(group + 512))[token]);
+  const int shift = c & 2 ? 4 : 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    x[i] = d * (float)((int)(v.x >> (8 * i + shift) & 15) - 8);
+    x[4 + i] = d * (float)((int)(v.y >> (8 * i + shift) & 15) - 8);
+  }
+}
+
+// ---- writing --------------------------------------------------------------------------------------
+
+DEVICE void store32(f32, u8* tile, int token, int g, const float* x) {
+  for (int i = 0; i < 8; i++) ((float4*)tile)[32 * (8 * g + i) + token] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+}
+DEVICE u32 half_word(float a, float b) {
+  return __half_as_ushort(__float2half_rn(a)) | (u32)__half_as_ushort(__float2half_rn(b)) << 16;
+}
+DEVICE void store32(f16, u8* tile, int token, int g, const float* x) {
+  for (int i = 0; i < 4; i++) {
+    const float* v = x + 8 * i;
+    ((uint4*)tile)[32 * (4 * g + i) + token] = make_uint4(half_word(v[0], v[1]), half_word(v[2], v[3]), half_word(v[4], v[5]), half_word(v[6], v[7]));
+  }
+}
+// A NaN or an infinity makes the scale NaN, and with it what is read.
+DEVICE void store32(q8_0, u8* tile, int token, int g, const float* x) {
+  float largest = 0.f;
+  bool odd = false;
+  for (int i = 0; i < 32; i++) { largest = fmaxf(largest, fabsf(x[i])); odd |= !(fabsf(x[i]) < 3e38f); }
+  const float d = odd ? NOT_A_NUMBER : largest / 127.f, inverse = !odd && d != 0.f ? 1.f / d : 0.f;
+  u8* group = tile + g * 1088;
+  for (int i = 0; i < 32; i++) {
+    const float v = x[i] * inverse, size = fminf(fabsf(v) + 0.49999997f, 127.f);  // halves away from zero
+    const int code = odd ? 0 : (int)size;
+    group[((i >> 4) * 32 + token) * 16 + (i & 15)] = (u8)(v < 0.f ? -code : code);
+  }
+  ((u16*)(group + 1024))[token] = __half_as_ushort(__float2half_rn(d));
+}
+DEVICE void store32(q4_0, u8* tile, int token, int g, const float* x) {
+  float largest = x[0];
+  bool odd = false;
+  for (int i = 0; i < 32; i++) {
+    if (fabsf(x[i]) > fabsf(largest)) largest = x[i];  // the first of that size, with its sign
+    odd |= !(fabsf(x[i]) < 3e38f);
+  }
+  const float d = odd ? NOT_A_NUMBER : largest * -0.125f, inverse = !odd && d != 0.f ? 1.f / d : 0.f;
+  u8* group = tile + g * 576;
+  for (int i = 0; i < 16; i++) {
+    int code[2];
+    for (int h = 0; h < 2; h++) {
+      const float v = fminf(fmaxf(fmaf(x[i + 16 * h], inverse, 8.5f), 0.f), 15.f);
+      code[h] = odd ? 8 : (int)v;
+    }
+    group[token * 16 + i] = (u8)(code[0] | code[1] << 4);
+  }
+  ((u16*)(group + 512))[token] = __half_as_ushort(__float2half_rn(d));
+}
+
+template <class T>
+DEVICE void store(const float* x, u8* pool, int slot, int dim, int n_heads, int unit) {
+  const int groups = (dim + 31) / 32, head = unit / groups, g = unit % groups;
+  float v[32];
+  for (int i = 0; i < 32; i++) v[i] = 32 * g + i < dim ? x[head * dim + 32 * g + i] : 0.f;
+  u8* tile = pool + ((size_t)(slot >> 5) * n_heads + head) * tile_bytes<T>(32 * groups);
+  store32(T(), tile, slot & 31, g, v);
+}
+
+// A thread has 32 elements of a head: a tile's dim is rounded up to 32, so that one rule holds for all
+// types. grid (heads * groups / 64, rows), block 64; keys, then values. A slot below 0 is not written.
+extern "C" __global__ void __launch_bounds__(64)
+kv_store(const float* __restrict__ k, const float* __restrict__ v, u8* __restrict__ keys, u8* __restrict__ values,
+         const int* __restrict__ slots, const int* __restrict__ count, int n_kv_heads) {
+  const int row = blockIdx.y;
+  int unit = blockIdx.x * 64 + threadIdx.x;
+  if (row >= *count || slots[row] < 0) return;
+  const int n_keys = n_kv_heads * ((HEAD_DIM + 31) / 32), n_values = n_kv_heads * ((V_DIM + 31) / 32);
+  if (unit < n_keys) store<K>(k + (size_t)row * n_kv_heads * HEAD_DIM, keys, slots[row], HEAD_DIM, n_kv_heads, unit);
+  else if (unit < n_keys + n_values)
+    store<V>(v + (size_t)row * n_kv_heads * V_DIM, values, slots[row], V_DIM, n_kv_heads, unit - n_keys);
+}
+
+// ---- reading --------------------------------------------------------------------------------------
+
+enum {
+  CHUNKS = V_DIM / 8,  // of 8 elements of a value; a thread has one of them for every TOKEN_LANES-th token
+  FIT = THREADS / CHUNKS,
+  TOKEN_LANES = FIT >= 32 ? 32 : FIT >= 16 ? 16 : FIT >= 8 ? 8 : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1,
+  ROUNDS = (CHUNKS + THREADS / TOKEN_LANES - 1) / (THREADS / TOKEN_LANES)  // more than one above 1024 elements
+};
+
+struct Step {  // what the queries of a block have in common
+  const int* table;  // of their sequence
+  int tiles_of_block, n_kv_heads, kv_head, n_queries;
+  float scale, softcap;
+  const u8 *keys, *values;
+};
+
+struct Shared {
+  __align__(16) float query[QUERIES][HEAD_DIM];
+  float score[QUERIES][PIECE];
+  float top[QUERIES], total[QUERIES];
+  int first[QUERIES], last[QUERIES];  // the keys a query sees
+};
+
+// The tile with the tokens from `position` on, which is a multiple of 32.
+DEVICE size_t tile_of(const Step& s, int position) {
+  const int tile = position >> 5;
+  return (size_t)s.table[tile / s.tiles_of_block] * s.tiles_of_block + tile % s.tiles_of_block;
+}
+
+// A piece from scratch: shared.top and shared.total of each query, and sums of weighted values: thread
+// (chunk, token lane) returns the sum over all token lanes of its 8 elements in acc.
+DEVICE void piece(const Step& s, Shared& shared, int begin, float (&acc)[ROUNDS][QUERIES][8]) {
+  int first = shared.first[0], last = shared.last[0];
+  for (int i = 1; i < s.n_queries; i++) { first = min(first, shared.first[i]); last = max(last, shared.last[i]); }
+  const int from = max(begin, first & ~31), to = min(begin + PIECE, last + 1);
+  for (int i = threadIdx.x; i < QUERIES * PIECE; i += THREADS) shared.score[i / PIECE][i % PIECE] = NOTHING;
+  __syncthreads();
+
+  for (int tile = from + 32 * WARP; tile < to; tile += THREADS) {
+    const u8* keys = s.keys + (tile_of(s, tile) * s.n_kv_heads + s.kv_head) * tile_bytes<K>((HEAD_DIM + 31) / 32 * 32);
+    const int position = tile + LANE;
+    float score[QUERIES];
+#pragma unroll
+    for (int i = 0; i < QUERIES; i++) score[i] = 0.f;
+    if (position <= last) {  // behind it the cache may hold anything
+#pragma unroll 2
+      for (int c = 0; c < HEAD_DIM / 8; c++) {
+        float key[8];
+        load8(K(), keys, LANE, c, key);
+#pragma unroll
+        for (int i = 0; i < QUERIES; i++) {
+          if (i >= s.n_queries) break;
+          const float4* q = (const float4*)&shared.query[i][8 * c];
+          const float4 a = q[0], b = q[1];
+          score[i] = fmaf(a.x, key[0], fmaf(a.y, key[1], fmaf(a.z, key[2], fmaf(a.w, key[3], score[i]))));
+          score[i] = fmaf(b.x, key[4], fmaf(b.y, key[5], fmaf(b.z, key[6], fmaf(b.w, key[7], score[i]))));
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < QUERIES; i++) {
+      if (i >= s.n_queries || position < shared.first[i] || position > shared.last[i]) continue;
+      float x = score[i] * s.scale;
+      if (s.softcap > 0.f) x = s.softcap * tanhf(x / s.softcap);
+      shared.score[i][position - begin] = x;
+    }
+  }
+  __syncthreads();
+
+  for (int i = WARP; i < s.n_queries; i += THREADS / 32) {
+    float top = NOTHING, total = 0.f;
+    for (int k = LANE; k < PIECE; k += 32) top = fmaxf(top, shared.score[i][k]);
+    top = warp_max(top);
+    for (int k = LANE; k < PIECE; k += 32) {
+      const float x = shared.score[i][k], weight = x == NOTHING ? 0.f : expf(x - top);
+      shared.score[i][k] = weight;
+      total += weight;
+    }
+    total = warp_sum(total);
+    if (LANE == 0) { shared.top[i] = top; shared.total[i] = total; }
+  }
+  __syncthreads();
+
+  const int token_lane = threadIdx.x % TOKEN_LANES;
+#pragma unroll
+  for (int round = 0; round < ROUNDS; round++) {
+    const int chunk = threadIdx.x / TOKEN_LANES + round * (THREADS / TOKEN_LANES);
+#pragma unroll
+    for (int i = 0; i < QUERIES; i++)
+#pragma unroll
+      for (int j = 0; j < 8; j++) acc[round][i][j] = 0.f;
+    if (chunk < CHUNKS) {
+      for (int tile = from; tile < to; tile += 32) {
+        const u8* values = s.values + (tile_of(s, tile) * s.n_kv_heads + s.kv_head) * tile_bytes<V>((V_DIM + 31) / 32 * 32);
+        for (int t = token_lane; t < 32; t += TOKEN_LANES) {
+          if (tile + t > last) break;
+          float value[8];
+          load8(V(), values, t, chunk, value);
+#pragma unroll
+          for (int i = 0; i < QUERIES; i++) {
+            if (i >= s.n_queries) break;
+            const float weight = shared.score[i][tile + t - begin];
+            if (weight == 0.f) continue;  // not seen by this query: 0 * NaN would be NaN
+#pragma unroll
+            for (int j = 0; j < 8; j++) acc[round][i][j] = fmaf(weight, value[j], acc[round][i][j]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < QUERIES; i++) {
+      if (i >= s.n_queries) break;
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int step = TOKEN_LANES / 2; step; step >>= 1)
+          acc[round][i][j] += __shfl_xor_sync(ALL_LANES, acc[round][i][j], step);
+    }
+  }
+}
+
+// The state of what was seen so far and that of the next piece, put together.
+DEVICE void merge_factors(float& top, float& total, float next_top, float next_total, float& old_factor, float& new_factor) {
+  const float larger = fmaxf(top, next_top);
+  old_factor = expf(top - larger);
+  new_factor = expf(next_top - larger);
+  total = total * old_factor + next_total * new_factor;
+  top = larger;
+}
+
+// The learned score of one more key, whose value is zero, joins at the end.
+DEVICE float denominator(float top, float total, const float* sinks, int head, float& factor) {
+  factor = 1.f;
+  if (!sinks) return total;
+  const float larger = fmaxf(top, sinks[head]);
+  factor = expf(top - larger);
+  return total * factor + expf(sinks[head] - larger);
+}
+
+// Queries of this block: heads head0 .. of each of n_tokens rows from `row` on. Fills shared.
+DEVICE void fetch(Shared& shared, const float* q, const int* positions, const int* last_seen, int row, int n_tokens,
+                  int head0, int n_heads_here, int n_heads, int window) {
+  const int n = n_tokens * n_heads_here;
+  for (int i = threadIdx.x; i < n * HEAD_DIM; i += THREADS) {
+    const int query = i / HEAD_DIM, token = query / n_heads_here, head = head0 + query % n_heads_here;
+    shared.query[query][i % HEAD_DIM] = q[((size_t)(row + token) * n_heads + head) * HEAD_DIM + i % HEAD_DIM];
+  }
+  if (threadIdx.x < n) {
+    const int at = row + threadIdx.x / n_heads_here;
+    shared.first[threadIdx.x] = window > 0 ? max(0, positions[at] - window + 1) : 0;
+    shared.last[threadIdx.x] = last_seen[at];
+  }
+  __syncthreads();
+}
+
+// grid (units, pieces, rows), block 128: one token's heads of a unit, one piece. A unit are n_heads_here
+// heads of a key-value head. partials [rows][units][pieces][n_heads_here][V_DIM + 2].
+extern "C" __global__ void __launch_bounds__(128)
+attention_split(const float* __restrict__ q, const u8* __restrict__ keys, const u8* __restrict__ values,
+                float* __restrict__ partials, const int* __restrict__ positions, const int* __restrict__ last_seen,
+                const int* __restrict__ table, const int* __restrict__ sequences, const int* __restrict__ count,
+                int table_row, int block_tokens, int n_heads, int n_kv_heads, int n_heads_here, int window,
+                float scale, float softcap) {
+  __shared__ Shared shared;
+  const int unit = blockIdx.x, row = blockIdx.z;
+  if (row >= *count) return;
+  const int first = window > 0 ? max(0, positions[row] - window + 1) : 0;
+  const int begin = (first / PIECE + (int)blockIdx.y) * PIECE;
+  if (begin > last_seen[row]) return;
+  const int head0 = unit * n_heads_here;
+  Step s = {table + (size_t)sequences[row] * table_row, block_tokens / 32, n_kv_heads,
+            head0 / (n_heads / n_kv_heads), n_heads_here, scale, softcap, keys, values};
+  fetch(shared, q, positions, last_seen, row, 1, head0, n_heads_here, n_heads, window);
+  float acc[ROUNDS][QUERIES][8];
+  piece(s, shared, begin, acc);
+  float* out = partials + (((size_t)row * gridDim.x + unit) * gridDim.y + blockIdx.y) * n_heads_here * (V_DIM + 2);
+#pragma unroll
+  for (int round = 0; round < ROUNDS; round++) {
+    const int chunk = threadIdx.x / TOKEN_LANES + round * (THREADS / TOKEN_LANES);
+    if (threadIdx.x % TOKEN_LANES || chunk >= CHUNKS) continue;
+#pragma unroll
+    for (int i = 0; i < QUERIES; i++) {
+      if (i >= n_heads_here) break;
+#pragma unroll
+      for (int j = 0; j < 8; j++) out[i * (V_DIM + 2) + 2 + 8 * chunk + j] = acc[round][i][j];
+    }
+  }
+  if (threadIdx.x < n_heads_here) {
+    out[threadIdx.x * (V_DIM + 2)] = shared.top[threadIdx.x];
+    out[threadIdx.x * (V_DIM + 2) + 1] = shared.total[threadIdx.x];
+  }
+}
+
+// grid (heads, rows), block 128: the pieces of a token's head in ascending order
+extern "C" __global__ void __launch_bounds__(128)
+attention_merge(const float* __restrict__ partials, float* __restrict__ out, const int* __restrict__ positions,
+                const int* __restrict__ last_seen, const float* __restrict__ sinks, const int* __restrict__ count,
+                int n_pieces, int n_heads, int n_heads_here, int window) {
+  const int head = blockIdx.x, row = blockIdx.y;
+  if (row >= *count) return;
+  const int first = (window > 0 ? max(0, positions[row] - window + 1) : 0) / PIECE;
+  const int n = min(n_pieces, last_seen[row] / PIECE - first + 1), n_units = n_heads / n_heads_here;
+  const size_t stride = (size_t)n_heads_here * (V_DIM + 2);
+  const float* in = partials + ((size_t)row * n_units + head / n_heads_here) * n_pieces * stride +
+                    (size_t)(head % n_heads_here) * (V_DIM + 2);
+  for (int d = threadIdx.x; d < V_DIM; d += THREADS) {
+    float top = NOTHING, total = 0.f, sum = 0.f;
+    for (int p = 0; p < n; p++) {
+      const float* part = in + p * stride;
+      float old_factor, new_factor;
+      merge_factors(top, total, part[0], part[1], old_factor, new_factor);
+      sum = sum * old_factor + part[2 + d] * new_factor;
+    }
+    float factor;
+    const float below = denominator(top, total, sinks, head, factor);
+    out[((size_t)row * n_heads + head) * V_DIM + d] = sum * factor / below;
+  }
+}
+
+// grid (units, row tiles), block 128: n_tokens rows of one sequence (row `sequences[0]` of the table)
+extern "C" __global__ void __launch_bounds__(128)
+attention_whole(const float* __restrict__ q, const u8* __restrict__ keys, const u8* __restrict__ values,
+                float* __restrict__ out, const int* __restrict__ positions, const int* __restrict__ last_seen,
+                const int* __restrict__ table, const int* __restrict__ sequences, const float* __restrict__ sinks,
+                const int* __restrict__ count, int table_row, int block_tokens, int n_heads, int n_kv_heads,
+                int n_heads_here, int n_tokens, int window, float scale, float softcap) {
+  __shared__ Shared shared;
+  const int unit = blockIdx.x, row = blockIdx.y * n_tokens, n_rows = *count;
+  if (row >= n_rows) return;
+  const int here = min(n_tokens, n_rows - row), n = here * n_heads_here, head0 = unit * n_heads_here;
+  Step s = {table + (size_t)sequences[0] * table_row, block_tokens / 32, n_kv_heads,
+            head0 / (n_heads / n_kv_heads), n, scale, softcap, keys, values};
+  fetch(shared, q, positions, last_seen, row, here, head0, n_heads_here, n_heads, window);
+  int first = shared.first[0], last = shared.last[0];
+  for (int i = 1; i < n; i++) { first = min(first, shared.first[i]); last = max(last, shared.last[i]); }
+  float sums[ROUNDS][QUERIES][8], top[QUERIES], total[QUERIES];
+#pragma unroll
+  for (int i = 0; i < QUERIES; i++) {
+    top[i] = NOTHING;
+    total[i] = 0.f;
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++)
+#pragma unroll
+      for (int j = 0; j < 8; j++) sums[round][i][j] = 0.f;
+  }
+  for (int begin = first / PIECE * PIECE; begin <= last; begin += PIECE) {
+    float acc[ROUNDS][QUERIES][8];
+    piece(s, shared, begin, acc);
+#pragma unroll
+    for (int i = 0; i < QUERIES; i++) {
+      if (i >= n || shared.total[i] == 0.f) continue;  // a piece this query does not see
+      float old_factor, new_factor;
+      merge_factors(top[i], total[i], shared.top[i], shared.total[i], old_factor, new_factor);
+#pragma unroll
+      for (int round = 0; round < ROUNDS; round++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) sums[round][i][j] = sums[round][i][j] * old_factor + acc[round][i][j] * new_factor;
+    }
+    __syncthreads();  // before the next piece writes top and total
+  }
+#pragma unroll
+  for (int i = 0; i < QUERIES; i++) {
+    if (i >= n) break;
+    const int head = head0 + i % n_heads_here, to = row + i / n_heads_here;
+    float factor;
+    const float below = denominator(top[i], total[i], sinks, head, factor);
+#pragma unroll
+    for (int round = 0; round < ROUNDS; round++) {
+      const int chunk = threadIdx.x / TOKEN_LANES + round * (THREADS / TOKEN_LANES);
+      if (threadIdx.x % TOKEN_LANES || chunk >= CHUNKS) continue;
+#pragma unroll
+      for (int j = 0; j < 8; j++)
+        out[((size_t)to * n_heads + head) * V_DIM + 8 * chunk + j] = sums[round][i][j] * factor / below;
+    }
+  }
+}
