@@ -31,7 +31,8 @@ class HostPool:
         self._blocks[target] = self._blocks[source]
 
     def read(self, block: int) -> bytes:
-        return self._blocks[block].tobytes()
+        data: bytes = self._blocks[block].tobytes()
+        return data
 
     def write(self, block: int, data: bytes) -> None:
         self._blocks[block] = np.frombuffer(data, np.uint8)

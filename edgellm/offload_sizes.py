@@ -1,0 +1,84 @@
+"""What layers would take of a GPU's memory, reckoned from a graph without loading anything."""
+
+from __future__ import annotations
+
+from edgellm.kernels.cpu.inputs import Limits
+from edgellm.kernels.cuda import program, weights
+from edgellm.kernels.cuda.attention import TILE
+from edgellm.kernels.cuda.lower import LOWERINGS
+from edgellm.kernels.cuda.workspace import ALIGNMENT, is_quantized, quantized_row_bytes
+from edgellm.kernels.graph import MATRIX_OPS, Graph, Op
+from edgellm.kernels.rows import select_early
+from edgellm.kernels.split import CPU, Part, places
+from edgellm.offload import Layer, Matrix, Sizes
+
+
+def device_sizes(graph: Graph, n_layers: int, limits: Limits) -> Sizes:
+    """Of each layer and of rows. Layers that cannot leave the CPU say why."""
+    whole = select_early(graph, ())
+    at = places(whole, lambda layer, name: "gpu", lambda layer: "gpu")
+    mine = [op for op in whole.ops if at[op] != CPU]
+    by_layer: dict[int | None, list[Op]] = {}
+    for op in mine:
+        by_layer.setdefault(op.layer, []).append(op)
+    taken: set[str] = set()  # a matrix or vector that two layers share counts once
+    layers = tuple(_layer(by_layer.get(i, []), limits, taken) for i in range(n_layers))
+    output = _layer([op for op in by_layer.get(None, []) if op.kind != "select"], limits, taken)
+    usable = {i for i, layer in enumerate(layers) if not layer.why}
+    ops = [op for op in mine if op.layer in usable or (op.layer is None and not output.why)]
+    return Sizes(layers, output, _workspace(ops, limits) if ops else 0)
+
+
+def _layer(ops: list[Op], limits: Limits, taken: set[str]) -> Layer:
+    why = next((reason for op in ops if (reason := why_not(op, limits))), "")
+    if why:
+        return Layer(_matrices(ops, taken, sized=False), why=why)
+    matrices = _matrices(ops, taken)
+    vectors = [w for w in weights.vectors_of(ops).values() if w.name not in taken]
+    taken |= {w.name for w in vectors}
+    kv = sum(sum(program.pool_bytes(op, limits)) for op in ops if op.kind == "attention")
+    return Layer(matrices, kv, sum(map(weights.vector_bytes, vectors)))
+
+
+def _matrices(ops: list[Op], taken: set[str], sized: bool = True) -> tuple[Matrix, ...]:
+    found = []
+    experts = {op.weights["weight"].name for op in ops if op.kind == "moe_linear"}
+    for name, weight in weights.matrices_of(ops).items():
+        if name not in taken:
+            n = weights.matrix_bytes(weight) if sized else 0
+            found.append(Matrix(name, n, name in experts))
+            taken.add(name)
+    return tuple(found)
+
+
+def _workspace(ops: list[Op], limits: Limits) -> int:
+    shapes = [program.shape_of(op, limits) for op in ops if op.kind == "attention"]
+    made = {op.output for op in ops}
+    reads = list(dict.fromkeys(t for op in ops for t in op.inputs if t not in made))
+    part = Part("gpu", ops, reads, [ops[-1].output])
+    ropes = {op.attrs["rope"] for op in ops if op.kind == "rope"}
+    frequencies = sum(4 * rope.dim + ALIGNMENT for rope in ropes)
+    rows = program.workspace([part], limits, shapes).n_bytes
+    slack = 4 * ALIGNMENT  # allocations are rounded up
+    return rows + program.number_bytes(len(set(shapes)), limits) + frequencies + slack
+
+
+def why_not(op: Op, limits: Limits) -> str:
+    """Why an op cannot run on a GPU; empty: it can."""
+    if op.kind not in LOWERINGS:
+        return f"{op.kind} has no GPU kernel"
+    try:
+        if op.kind in MATRIX_OPS:
+            weights.matrix_bytes(op.weights["weight"])
+            if is_quantized(op):
+                quantized_row_bytes(op)
+        if op.kind == "attention":
+            window = op.attrs["window"]
+            if limits.window is not None and (window is None or window > limits.window):
+                return "the ring context policy has no GPU kernel"
+            if limits.block % TILE:
+                return f"blocks of {limits.block} tokens have no GPU kernel"
+            program.shape_of(op, limits)
+    except ValueError as error:
+        return str(error)
+    return ""

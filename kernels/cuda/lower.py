@@ -1,0 +1,152 @@
+"""From ops to launches: a function for each kind of op, in the terms of ``operations``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edgellm.kernels.cuda import attention, operations
+from edgellm.kernels.cuda.device import Buffer
+from edgellm.kernels.cuda.operations import Rows
+from edgellm.kernels.cuda.step import Pass
+from edgellm.kernels.graph import Op
+
+if TYPE_CHECKING:
+    from edgellm.kernels.cuda.program import DeviceProgram
+
+Lowering = Callable[["DeviceProgram", Op, Pass], None]
+
+
+def _linear(p: DeviceProgram, op: Op, s: Pass) -> None:
+    weight = op.weights["weight"]
+    matrix = p.weights.matrix(weight)
+    operations.linear(
+        p.device, matrix, p.as_read(op, s), p.at(op.output, s), s.rows(op.output), s.phase,
+        p.weights.vector(op.weights.get("bias")), p.stream,
+    )  # fmt: skip
+
+
+def _rms_norm(p: DeviceProgram, op: Op, s: Pass) -> None:
+    weight, x = op.weights["weight"], op.inputs[0]
+    operations.rms_norm(
+        p.device, p.at(x, s), p.vector(op, "weight"), p.at(op.output, s), s.rows(x), x.dim,
+        weight.n_in, op.attrs["eps"], weight.n_out, p.stream,
+    )  # fmt: skip
+
+
+def _layer_norm(p: DeviceProgram, op: Op, s: Pass) -> None:
+    weight, x = op.weights["weight"], op.inputs[0]
+    operations.layer_norm(
+        p.device, p.at(x, s), p.vector(op, "weight"), p.weights.vector(op.weights.get("bias")),
+        p.at(op.output, s), s.rows(x), x.dim, weight.n_in, op.attrs["eps"], weight.n_out, p.stream,
+    )  # fmt: skip
+
+
+def _l2_norm(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x, n = op.inputs[0], op.attrs["n"]
+    operations.l2_norm(
+        p.device, p.at(x, s), p.at(op.output, s), s.rows(x), x.dim, n, op.attrs["eps"], p.stream
+    )
+
+
+def _rope(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x, rope = op.inputs[0], op.attrs["rope"]
+    operations.rope(
+        p.device, p.at(x, s), p.angles(rope, s), p.at(op.output, s), s.rows(x), x.dim,
+        op.attrs["head_dim"], rope.dim // 2, rope.layout, p.stream,
+    )  # fmt: skip
+
+
+def _temper(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x = op.inputs[0]
+    operations.temper(
+        p.device, p.at(x, s), p.numbers.buffer("positions", s.first), p.at(op.output, s), s.rows(x),
+        x.dim, op.attrs["scale"], op.attrs["length"], p.stream,
+    )  # fmt: skip
+
+
+def _select(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x = op.inputs[0]
+    operations.copy_rows(
+        p.device, p.at(x, s), p.numbers.buffer("wanted", s.out), p.at(op.output, s), s.wanted,
+        x.dim, p.stream,
+    )  # fmt: skip
+
+
+def _slice(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x, a = op.inputs[0], op.attrs
+    operations.slice_rows(
+        p.device, p.at(x, s), p.at(op.output, s), s.rows(x), x.dim, a["start"], a["n"], a["run"],
+        p.stream,
+    )  # fmt: skip
+
+
+def _join(p: DeviceProgram, op: Op, s: Pass) -> None:
+    (x, y), a = op.inputs, op.attrs
+    operations.join(
+        p.device, p.at(x, s), p.at(y, s), p.at(op.output, s), s.rows(x), a["n_heads"], a["n_x"],
+        a["n_y"], a["shared"], p.stream,
+    )  # fmt: skip
+
+
+def _unary(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x = op.inputs[0]
+    (a,) = op.attrs.values() or (0.0,)
+    operations.unary(
+        p.device, op.kind, p.at(x, s), p.at(op.output, s), s.rows(x), x.dim, a, p.stream
+    )
+
+
+def _binary(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x, y = op.inputs
+    operations.binary(
+        p.device, op.kind.removesuffix("_row"), p.at(x, s), p.at(y, s), p.at(op.output, s),
+        s.rows(x), x.dim, "column" if op.kind == "mul_row" else "rows", p.stream,
+    )  # fmt: skip
+
+
+def _with_vector(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x = op.inputs[0]
+    operations.binary(
+        p.device, op.kind.removesuffix("_vector"), p.at(x, s), p.vector(op, "vector"),
+        p.at(op.output, s), s.rows(x), x.dim, "vector", p.stream,
+    )  # fmt: skip
+
+
+def _attention(p: DeviceProgram, op: Op, s: Pass) -> None:
+    shape, (keys, values) = p.shapes[op], p.pools_of(op)
+    group, sinks = p.groups[op], p.weights.vector(op.weights.get("sinks"))
+
+    def attend(row: int, rows: Rows, partials: Buffer | None) -> None:
+        q, k, v = (p.row(t, row) for t in op.inputs)
+        attention.kv_store(
+            p.device, shape, k, v, keys, values, p.numbers.slots(group, row), rows, p.stream
+        )
+        attention.attention(
+            p.device, shape, q, keys, values, p.row(op.output, row), p.numbers.seen(group, row),
+            rows, s.phase, partials, p.limits.n_ctx, sinks, p.stream,
+        )  # fmt: skip
+
+    if s.phase == "decode":
+        attend(s.first, s.tokens, p.buffers["partials"])
+    for stretch in s.stretches:
+        attend(stretch.row, stretch.rows, None)
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "linear": _linear,
+    "head_linear": _linear,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "l2_norm": _l2_norm,
+    "rope": _rope,
+    "temper": _temper,
+    "select": _select,
+    "slice": _slice,
+    "join": _join,
+    "attention": _attention,
+    **dict.fromkeys(operations.UNARY, _unary),
+    **dict.fromkeys((*operations.BINARY, "mul_row"), _binary),
+    "add_vector": _with_vector,
+    "mul_vector": _with_vector,
+}

@@ -1,0 +1,133 @@
+"""Where a device keeps rows: every tensor of its parts in one allocation, laid out before anything
+runs. Pure arithmetic, so that a plan can ask what rows will need.
+
+Tensors share memory when their times do not overlap. What a part reads of or leaves for others is
+whole for as long as the part runs, because phases go through a part one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from edgellm.kernels.cuda import pack, quantized
+from edgellm.kernels.cuda.attention import Shape
+from edgellm.kernels.cuda.device import Buffer
+from edgellm.kernels.graph import MATRIX_OPS, Op, Rope, Tensor
+from edgellm.kernels.split import Part
+
+ALIGNMENT = 256
+Key = object  # a tensor, a tensor quantized (tensor, precise), or what lives for ever
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """Rows that there is room for. ``decode`` tokens at most are generated at a time."""
+
+    tokens: int
+    out: int
+    decode: int
+    n_ctx: int
+
+    def of(self, tensor: Tensor) -> int:
+        return self.out if tensor.rows == "out" else self.tokens
+
+
+@dataclass
+class _Use:
+    n_bytes: int
+    first: int
+    last: int
+
+
+class Workspace:
+    """Offsets of all buffers; ``n_bytes`` in all."""
+
+    def __init__(
+        self, parts: Sequence[Part], limits: RowLimits, shapes: Iterable[Shape],
+        scratch: Sequence[tuple[Key, int]] = (),
+    ) -> None:  # fmt: skip
+        """``shapes`` are those of the attention ops, ``scratch`` are buffers that nobody shares."""
+        self._limits, self._uses = limits, dict[Key, _Use]()
+        n_ops = sum(len(part.ops) for part in parts)
+        for rope in {op.attrs["rope"] for p in parts for op in p.ops if op.kind == "rope"}:
+            self._uses[rope] = _Use(angle_bytes(rope, limits), 0, n_ops)
+        partial = max((s.partial_bytes(limits.decode, limits.n_ctx) for s in shapes), default=0)
+        self._uses["partials"] = _Use(partial, 0, n_ops)
+        for key, n_bytes in scratch:
+            self._uses[key] = _Use(n_bytes, 0, n_ops)
+        read: dict[Tensor, set[Part]] = {}
+        for part in parts:
+            for op in part.ops:
+                for tensor in op.inputs:
+                    read.setdefault(tensor, set()).add(part)
+        at = 0
+        for part in parts:
+            self._add(part, at, {t for t, by in read.items() if by - {part}})
+            at += len(part.ops)
+        self._offsets, self.n_bytes = _laid_out(self._uses)
+
+    def _add(self, part: Part, start: int, read_elsewhere: set[Tensor]) -> None:
+        end = start + len(part.ops)
+        own = {op.output for op in part.ops}
+        for i, op in enumerate(part.ops, start):
+            for tensor in (*op.inputs, op.output):
+                self._use(tensor, 4 * self._limits.of(tensor) * tensor.dim, i, i)
+                if tensor not in own or tensor in part.writes or tensor in read_elsewhere:
+                    self._use(tensor, 0, start, end)
+            if op.kind in MATRIX_OPS and is_quantized(op):
+                x = op.inputs[0]
+                size = self._limits.of(x) * quantized_row_bytes(op)
+                self._use(quantized_key(op), size, i, i)
+
+    def _use(self, key: Key, n_bytes: int, first: int, last: int) -> None:
+        use = self._uses.setdefault(key, _Use(n_bytes, first, last))
+        use.n_bytes, use.first = max(use.n_bytes, n_bytes), min(use.first, first)
+        use.last = max(use.last, last)
+
+    def place(self, memory: Buffer) -> dict[Key, Buffer]:
+        """The buffers in an allocation of ``n_bytes``."""
+        return {key: memory.at(at, self._uses[key].n_bytes) for key, at in self._offsets.items()}
+
+
+def angle_bytes(rope: Rope, limits: RowLimits) -> int:
+    return 4 * limits.tokens * rope.dim
+
+
+def is_quantized(op: Op) -> bool:
+    """Whether a matrix op's input is quantized."""
+    return op.weights["weight"].type.name not in pack.FLOATS
+
+
+def quantized_key(op: Op) -> Key:
+    """What a matrix op's quantized input is called: who read it alike share it."""
+    weight = op.weights["weight"]
+    of_runs = weight.n_in if op.kind == "moe_linear" else op.inputs[0].dim
+    return (op.inputs[0], weight.precise, of_runs)
+
+
+def quantized_row_bytes(op: Op) -> int:
+    """Of a row as a matrix op reads it: each head's or rank's part is quantized in the row."""
+    x, weight = op.inputs[0], op.weights["weight"]
+    if op.kind == "moe_linear":  # one row for all ranks, or one for each
+        return x.dim // weight.n_in * quantized.row_bytes(weight.n_in, weight.precise)
+    return quantized.row_bytes(x.dim, weight.precise)
+
+
+def _laid_out(uses: dict[Key, _Use]) -> tuple[dict[Key, int], int]:
+    """Largest first, each at the lowest place where nobody is at the same time."""
+    placed: list[tuple[int, int, _Use]] = []  # begin, end
+    offsets: dict[Key, int] = {}
+    for key, use in sorted(uses.items(), key=lambda item: -item[1].n_bytes):
+        if not use.n_bytes:
+            continue
+        size, at = -(-use.n_bytes // ALIGNMENT) * ALIGNMENT, 0
+        for begin, end, other in placed:  # in order of begin
+            if use.first <= other.last and other.first <= use.last:
+                if at + size <= begin:
+                    break
+                at = max(at, end)
+        offsets[key] = at
+        placed.append((at, at + size, use))
+        placed.sort(key=lambda p: p[0])
+    return offsets, max((end for _, end, _ in placed), default=0)
