@@ -105,9 +105,9 @@ def attention(
     seen: Seen, rows: Rows, phase: Phase, partials: Buffer | None = None, n_ctx: int = 0,
     sinks: Buffer | None = None, stream: Any = None,
 ) -> None:  # fmt: skip
-    """Queries over what the pools hold. Prefill takes rows of one sequence; decode rows of any, with
-    ``partials`` of ``shape.partial_bytes(rows.limit, n_ctx)`` for positions below n_ctx. ``sinks``:
-    a learned score for each head, float32 [n_heads]."""
+    """Queries over what the pools hold. Prefill takes rows of one sequence; decode rows of any,
+    with ``partials`` of ``shape.partial_bytes(rows.limit, n_ctx)`` for positions below n_ctx.
+    ``sinks``: a learned score for each head, float32 [n_heads]."""
     window, here = np.int32(shape.window or 0), np.int32(shape.heads_of_unit)
     scale, softcap = np.float32(shape.scale), np.float32(shape.softcap or 0)
     heads = np.int32(shape.n_heads), np.int32(shape.n_kv_heads)
