@@ -91,8 +91,8 @@ def kv_store(
     device: Device, shape: Shape, k: Buffer, v: Buffer, keys: Buffer, values: Buffer,
     slots: Buffer, rows: Rows, stream: Any = None,
 ) -> None:  # fmt: skip
-    """Rows of k and v into the pools at ``slots`` (int32 [n_rows], block * tokens of a block + place
-    in it; below 0: nowhere)."""
+    """Rows of k and v into the pools at ``slots``: int32 [n_rows], block * tokens of a block + place
+    in it; below 0: nowhere."""
     n_units = shape.n_kv_heads * (-(-shape.head_dim // 32) + -(-shape.v_dim // 32))
     args = (k, v, keys, values, slots, rows.count, np.int32(shape.n_kv_heads))
     device.kernel(f"{shape.module}/kv_store")(
@@ -105,9 +105,9 @@ def attention(
     seen: Seen, rows: Rows, phase: Phase, partials: Buffer | None = None, n_ctx: int = 0,
     sinks: Buffer | None = None, stream: Any = None,
 ) -> None:  # fmt: skip
-    """Queries over what the pools hold. Prefill takes rows of one sequence; decode rows of any, with
-    ``partials`` of ``shape.partial_bytes(rows.limit, n_ctx)`` for positions below n_ctx. ``sinks``:
-    a learned score for each head, float32 [n_heads]."""
+    """Queries over what the pools hold. Prefill takes rows of one sequence; decode rows of any,
+    with ``partials`` of ``shape.partial_bytes(rows.limit, n_ctx)`` for positions below n_ctx.
+    ``sinks``: a learned score for each head, float32 [n_heads]."""
     window, here = np.int32(shape.window or 0), np.int32(shape.heads_of_unit)
     scale, softcap = np.float32(shape.scale), np.float32(shape.softcap or 0)
     heads = np.int32(shape.n_heads), np.int32(shape.n_kv_heads)

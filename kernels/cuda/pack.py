@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ ALIGNMENT = 256  # bytes, of planes
 GROUP = 32
 _CHUNK = 1 << 22  # elements taken apart at a time
 
-Bytes = NDArray[np.uint8]
+Bytes = NDArray[Any]  # uint8; for numpy's type hints a shift would widen it
 # Blocks [n, bytes] and their codes [n, block] -> a plane's bytes [n, ...]
 Part = Callable[[Bytes, Bytes], Bytes]
 

@@ -22,7 +22,9 @@ VARIANTS = {
     "attention": ("KEYS", "VALUES", "HEAD_DIM", "V_DIM"),
 }
 _INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
-_KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\((\d+)(?:, \d+)?\))?\s+(\w+)\(')
+_KERNEL = re.compile(
+    r'extern "C" __global__ void(?:\s+__launch_bounds__\((\d+)(?:, \d+)?\))?\s+(\w+)\('
+)
 
 
 @dataclass(frozen=True)
