@@ -22,7 +22,7 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm import kv_file, kv_session
+from edgellm import kv_file, kv_session, placement
 from edgellm.cache_report import CacheReport
 from edgellm.context import SINKS, fit_context
 from edgellm.cost import step_cost
@@ -43,6 +43,7 @@ from edgellm.loop import EngineError, Loop, Seat
 from edgellm.memory import STEP_TOKENS
 from edgellm.metrics import Metrics
 from edgellm.models import build_graph
+from edgellm.offload import Options
 from edgellm.overrides import Overrides
 from edgellm.overrides import apply as apply_overrides
 from edgellm.pooling import pool, pooling_of
@@ -76,6 +77,9 @@ class LLM:
     ``cache_tokens`` is the room for keys and values of all sequences together (None: n_ctx for each
     of max_num_seqs, as far as memory allows); what it gives away stays in ``host_cache_bytes`` of
     memory beside it for as long as that lasts. It is shared out in blocks of ``block_size`` tokens.
+    ``n_gpu_layers`` of the last layers go to the GPU, the output matrix counted as one more (None:
+    as many as fit, 0: none); ``offload`` says the rest of it (see offload.Options), and
+    ``placement`` what came of it.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -99,6 +103,8 @@ class LLM:
         cache_tokens: int | None = None,
         host_cache_bytes: int = 0,
         block_size: int = BLOCK,
+        n_gpu_layers: int | None = None,
+        offload: Options | None = None,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
@@ -124,6 +130,14 @@ class LLM:
             raise EdgeLLMError(f"context_policy must be error or ring, not {context_policy!r}.")
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise EdgeLLMError(f"The path of a model file is needed, not {path!r}.")
+        if n_gpu_layers is not None and (not isinstance(n_gpu_layers, int) or n_gpu_layers < 0):
+            raise EdgeLLMError(
+                f"n_gpu_layers must be a number of at least 0, or None for what fits, not "
+                f"{n_gpu_layers!r}."
+            )
+        self._options = offload or Options()
+        if n_gpu_layers is not None:
+            self._options = replace(self._options, n_gpu_layers=n_gpu_layers)
         samplers = [samplers] if callable(samplers) else samplers
         self._ring, self._prefix_cache = context_policy == "ring", prefix_cache
         self.type_k, self.type_v = type_k, type_v
@@ -191,11 +205,19 @@ class LLM:
             block=block_size,
             cpus=cpus,
         )
+        least = cache_tokens or n_ctx or (None if graph.is_causal else context.n_ctx)
+        n_layers = self.config.n_layers
+        placed = placement.place(graph, n_layers, limits, self._options, least)
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
         _kernels.progress = compile_progress(say)
         self._graph = graph
         try:
-            self._runner = Runner(gguf, graph, limits, _kernels, weights_progress(say))
+            self._runner, self.placement = placement.load(
+                placed, self._options, graph,
+                lambda limits, offload: Runner(
+                    gguf, graph, limits, _kernels, weights_progress(say), offload
+                ),
+            )  # fmt: skip
         finally:
             _kernels.progress = None
         self.kernel_stats = {
@@ -204,7 +226,10 @@ class LLM:
             "seconds": _kernels.seconds - before[2],
         }
         self.max_num_seqs = max_num_seqs
-        self._limits = limits
+        limits = self._limits = self.placement.limits
+        if limits.n_ctx < self.max_positions:
+            self.n_ctx = self.max_positions = limits.n_ctx
+        self.notices += self.placement.plan.notes
         self._prompts = Prompts(
             self._tokenizer.result, self.n_vocab, self.max_positions, self._users,
             self.chat_template, limits.block if graph.is_recurrent else None,
@@ -426,6 +451,8 @@ class LLM:
         """
         if not callable(function):
             raise EdgeLLMError(f"A hook must be a function, not {function!r}.")
+        if self.placement.plan.uses_device:
+            raise EdgeLLMError("Hooks see what runs on the CPU: load the model with --ngl 0.")
         tensor = self._tensor(name)
         with self._turn():
             program = self._ready().program

@@ -57,7 +57,7 @@ def _workspace(ops: list[Op], limits: Limits) -> int:
     reads = list(dict.fromkeys(t for op in ops for t in op.inputs if t not in made))
     part = Part("gpu", ops, reads, [ops[-1].output])
     ropes = {op.attrs["rope"] for op in ops if op.kind == "rope"}
-    frequencies = sum(4 * rope.dim + ALIGNMENT for rope in ropes)
+    frequencies: int = sum(4 * rope.dim + ALIGNMENT for rope in ropes)
     rows = program.workspace([part], limits, shapes).n_bytes
     slack = 4 * ALIGNMENT  # allocations are rounded up
     return rows + program.number_bytes(len(set(shapes)), limits) + frequencies + slack

@@ -65,6 +65,8 @@ class Workspace:
         for part in parts:
             self._add(part, at, {t for t, by in read.items() if by - {part}})
             at += len(part.ops)
+        self._offsets: dict[Key, int]
+        self.n_bytes: int
         self._offsets, self.n_bytes = _laid_out(self._uses)
 
     def _add(self, part: Part, start: int, read_elsewhere: set[Tensor]) -> None:
