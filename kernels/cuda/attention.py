@@ -91,8 +91,8 @@ def kv_store(
     device: Device, shape: Shape, k: Buffer, v: Buffer, keys: Buffer, values: Buffer,
     slots: Buffer, rows: Rows, stream: Any = None,
 ) -> None:  # fmt: skip
-    """Rows of k and v into the pools at ``slots``: int32 [n_rows], block * tokens of a block + place
-    in it; below 0: nowhere."""
+    """Rows of k and v into the pools at ``slots``: int32 [n_rows], block * tokens of a block +
+    place in it; below 0: nowhere."""
     n_units = shape.n_kv_heads * (-(-shape.head_dim // 32) + -(-shape.v_dim // 32))
     args = (k, v, keys, values, slots, rows.count, np.int32(shape.n_kv_heads))
     device.kernel(f"{shape.module}/kv_store")(

@@ -22,18 +22,17 @@
 typedef WEIGHTS W;
 
 // Rows of activations (quantize.cu): int8 codes [n_in], then for each 32 of them 8 bytes: a scale and
-// the sums of both halves of the codes (int16). A head's part of a row begins `first_group` groups in.
+// the sums of both halves of the codes (int16). A matrix may take a part of each row: that of a head,
+// or of the rank of an expert.
 struct Activations {
   const u8* rows;
   size_t stride;  // bytes from row to row
-  int n_in, first_group;
-  DEVICE_MEMBER const int4* codes(int row, int group) const {
-    return (const int4*)(rows + row * stride + 32 * (first_group + group));
-  }
-  DEVICE_MEMBER int2 meta(int row, int group) const {
-    return *(const int2*)(rows + row * stride + n_in + 8 * (first_group + group));
-  }
+  int codes, meta;  // bytes from a row's begin to the part's
 };
+DEVICE Activations part_of(const u8* x, int stride, int n_in, int n_parts, int part) {
+  const Activations a = {x, (size_t)stride, part * n_in, n_parts * n_in + part * (n_in / 4)};
+  return a;
+}
 
 // ---- a row of the matrix times N rows of activations ----------------------------------------------
 
@@ -53,9 +52,10 @@ DEVICE void dot_rows(const u8* matrix, int n_groups, int n_out, int out_row, con
     weights.decode(group, q, s);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-      const int4* codes = x.codes(rows[i], group);
+      const u8* row = x.rows + rows[i] * x.stride;
+      const int4* codes = (const int4*)(row + x.codes) + 2 * group;
       const int4 a = codes[0], b = codes[1];
-      const int2 meta = x.meta(rows[i], group);
+      const int2 meta = ((const int2*)(row + x.meta))[group];
       const int first = __dp4a(q[3], a.w, __dp4a(q[2], a.z, __dp4a(q[1], a.y, __dp4a(q[0], a.x, 0))));
       const int second = __dp4a(q[7], b.w, __dp4a(q[6], b.z, __dp4a(q[5], b.y, __dp4a(q[4], b.x, 0))));
       const int sum0 = (short)(meta.y & 0xffff), sum1 = meta.y >> 16;
@@ -81,7 +81,7 @@ DEVICE void matvec(const u8* matrix, u32 matrix_bytes, const u8* x, int x_stride
   const int out_row = blockIdx.x * 4 + WARP, head = blockIdx.z, first = blockIdx.y * N;
   const int n_rows = *count, n_groups = n_in >> 5;
   if (out_row >= n_out || first >= n_rows) return;
-  const Activations a = {x, (size_t)x_stride, n_heads * n_in, head * n_groups};
+  const Activations a = part_of(x, x_stride, n_in, n_heads, head);
   int rows[N];
 #pragma unroll
   for (int i = 0; i < N; i++) rows[i] = min(first + i, n_rows - 1);
@@ -119,8 +119,8 @@ expert_matvec(const u8* __restrict__ matrix, int matrix_units, const u8* __restr
   const int out_row = blockIdx.x * 4 + WARP, row = blockIdx.y / n_used, rank = blockIdx.y % n_used;
   if (out_row >= n_out || row >= *count) return;
   const int expert = (int)route[(size_t)row * 2 * n_used + rank];
-  const Activations a = {x, (size_t)x_stride, n_in, 0};
-  const int rows[1] = {per_rank ? (int)blockIdx.y : row};
+  const Activations a = part_of(x, x_stride, n_in, per_rank ? n_used : 1, per_rank ? rank : 0);
+  const int rows[1] = {row};
   float sums[1];
   dot_rows<1>(matrix + (size_t)matrix_units * 256 * expert, n_in >> 5, n_out, out_row, a, rows, sums);
   if (LANE == 0)
@@ -135,8 +135,15 @@ struct Tile {  // of 64 elements: two groups of each row
   __align__(16) i8 weights[OUTS * STRIDE], x[TOKENS * STRIDE];
   float d[2][PARTS][OUTS], m[2][PARTS][OUTS];
   float x_scale[2][TOKENS], x_sum[2][PARTS][TOKENS];
-  int x_row[TOKENS], out_row[TOKENS];
+  const u8 *codes[TOKENS], *meta[TOKENS];  // of each token's part of a row; null: there is none
+  int out_row[TOKENS];
 };
+DEVICE void set_row(Tile& tile, const Activations& x, int row, int out_row) {
+  const u8* at = x.rows + row * x.stride;
+  tile.codes[threadIdx.x] = out_row < 0 ? nullptr : at + x.codes;
+  tile.meta[threadIdx.x] = out_row < 0 ? nullptr : at + x.meta;
+  tile.out_row[threadIdx.x] = out_row;
+}
 
 // sums + 12582912 (1.5 * 2 ** 23) as a float is the sum plus that number, exactly, since sums stay
 // below 2 ** 22 (32 * 127 * 128): one subtraction where a conversion takes four times as long.
@@ -197,16 +204,17 @@ DEVICE void add_group(const Tile& tile, int group, int warp_out, int warp_token,
   }
 }
 
-// The tile whose rows stand in tile.x_row and tile.out_row (-1: none), from output `first_out` on.
-DEVICE void multiply(Tile& tile, const u8* matrix, int n_in, int n_out, int first_out, const Activations& x,
-                     const float* bias, float* out, int out_stride, int accumulate) {
+// The tile whose rows were set (out_row -1: none), from output `first_out` on.
+DEVICE void multiply(Tile& tile, const u8* matrix, int n_in, int n_out, int first_out, const float* bias,
+                     float* out, int out_stride, int accumulate) {
   const int thread = threadIdx.x, n_groups = n_in >> 5;
   const int warp_out = 32 * (WARP & 3), warp_token = 32 * (WARP >> 2);
   // This thread's part: group thread % 2 of output thread / 2, and 16 bytes of token thread / 4.
   const int my_out = thread >> 1, my_group = thread & 1, my_token = thread >> 2, my_part = thread & 3;
   const int meta_token = thread >> 1;  // threads 0 .. 127: scale of group thread % 2 of that token
   Place at = {matrix, (size_t)n_out, n_groups, (size_t)min(first_out + my_out, n_out - 1), 0};
-  const int x_row = tile.x_row[my_token], meta_row = thread < 128 ? tile.x_row[meta_token] : -1;
+  const u8* my_codes = tile.codes[my_token];
+  const u8* my_meta = thread < 128 ? tile.meta[meta_token] : nullptr;
   float sums[2][4][4];
 #pragma unroll
   for (int m = 0; m < 2; m++)
@@ -255,10 +263,10 @@ DEVICE void multiply(Tile& tile, const u8* matrix, int n_in, int n_out, int firs
       if (next + my_group < n_groups) {
         at.group = next + my_group;
         weights.load(at);
-        if (meta_row >= 0) meta = x.meta(meta_row, next + my_group);
+        if (my_meta) meta = ((const int2*)my_meta)[next + my_group];
       }
-      if (x_row >= 0 && next + (my_part >> 1) < n_groups)
-        codes = x.codes(x_row, next)[my_part];
+      if (my_codes && next + (my_part >> 1) < n_groups)
+        codes = ((const int4*)my_codes)[2 * next + my_part];
     }
     if (step >= 0) {
       add_group(tile, 0, warp_out, warp_token, sums);
@@ -289,15 +297,14 @@ matmul(const u8* __restrict__ matrix, int matrix_units, const u8* __restrict__ x
        const float* __restrict__ bias, float* __restrict__ out, const int* __restrict__ count, int n_in,
        int n_out, int n_heads, int accumulate) {
   __shared__ Tile tile;
-  const int n_rows = *count, first = blockIdx.y * TOKENS, head = blockIdx.z, n_groups = n_in >> 5;
+  const int n_rows = *count, first = blockIdx.y * TOKENS, head = blockIdx.z;
   if (first >= n_rows) return;
   if (threadIdx.x < TOKENS) {
     const int row = first + threadIdx.x;
-    tile.x_row[threadIdx.x] = tile.out_row[threadIdx.x] = row < n_rows ? row : -1;
+    set_row(tile, part_of(x, x_stride, n_in, n_heads, head), row, row < n_rows ? row : -1);
   }
   __syncthreads();
-  const Activations a = {x, (size_t)x_stride, n_heads * n_in, head * n_groups};
-  multiply(tile, matrix + (size_t)matrix_units * 256 * head, n_in, n_out, blockIdx.x * OUTS, a,
+  multiply(tile, matrix + (size_t)matrix_units * 256 * head, n_in, n_out, blockIdx.x * OUTS,
            bias ? bias + head * n_out : bias, out + head * n_out, n_heads * n_out, accumulate);
 }
 
@@ -312,12 +319,12 @@ expert_matmul(const u8* __restrict__ matrix, int matrix_units, const u8* __restr
   if (first >= end) return;
   if (threadIdx.x < TOKENS) {
     const int i = first + threadIdx.x, pair = i < end ? order[i] : -1;
-    tile.x_row[threadIdx.x] = pair < 0 || per_rank ? pair : pair / n_used;
-    tile.out_row[threadIdx.x] = pair;
+    const Activations a = part_of(x, x_stride, n_in, per_rank ? n_used : 1, per_rank ? pair % n_used : 0);
+    set_row(tile, a, pair / n_used, pair);
   }
   __syncthreads();
-  const Activations a = {x, (size_t)x_stride, n_in, 0};
-  multiply(tile, matrix + (size_t)matrix_units * 256 * expert, n_in, n_out, blockIdx.x * OUTS, a, bias ? bias + (size_t)expert * n_out : bias, out, n_out, 0);
+  multiply(tile, matrix + (size_t)matrix_units * 256 * expert, n_in, n_out, blockIdx.x * OUTS,
+           bias ? bias + (size_t)expert * n_out : bias, out, n_out, 0);
 }
 
 // ---- rows of a table ------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ Phase = Literal["prefill", "decode"]
 UNARY = ("scale", "softcap", "sigmoid", "softplus", "silu", "gelu")  # as in elementwise.cu
 BINARY = ("add", "mul", "swiglu", "geglu", "swiglu_clamped")
 _DECODE_TILES = (1, 2, 4, 8)  # rows that share a read of the weights
-_PREFILL_TILE = {True: (128, 64), False: (64, 64)}  # outputs and tokens of a block, if quantized
+PREFILL_TILE = {True: (128, 64), False: (64, 64)}  # outputs and tokens of a block, if quantized
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def linear(
             kernel = device.kernel(f"{matrix.module}/matvec_{tile}")
             kernel(grid, (128,), args, 0, stream)
         else:
-            n_outs, n_tokens = _PREFILL_TILE[matrix.is_quantized]
+            n_outs, n_tokens = PREFILL_TILE[matrix.is_quantized]
             grid = (_up(matrix.n_out, n_outs), _up(rows.limit, n_tokens), n)
             device.kernel(f"{matrix.module}/matmul")(grid, (256,), args, 0, stream)
 

@@ -35,7 +35,8 @@ Part = Callable[[Bytes, Bytes], Bytes]
 
 def _nibbles(codes: Bytes, shift: int = 0) -> Bytes:
     low = _by_group(codes >> shift & 15)
-    return (low[..., :16] | low[..., 16:] << 4).reshape(len(codes), -1)
+    found: Bytes = low[..., :16] | low[..., 16:] << 4
+    return found.reshape(len(codes), -1)
 
 
 def _pairs(codes: Bytes, shift: int = 0) -> Bytes:
