@@ -152,7 +152,8 @@ def plan(sizes: Sizes, rooms: Sequence[Room], options: Options | None = None) ->
             "model runs on the CPU.",
         )  # fmt: skip
     for why, names in _held(sizes).items():
-        made.notes.append(f"{_ranges(names)} stay on the CPU: {why}.")
+        stay = "stays" if len(names) == 1 else "stay"
+        made.notes.append(f"{_ranges(names)} {stay} on the CPU: {why}.")
     return made
 
 
@@ -174,7 +175,7 @@ def _ranges(numbers: list[int]) -> str:
         else:
             runs.append([n, n])
     said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"Layers {said}"
+    return f"Layer {said}" if len(numbers) == 1 else f"Layers {said}"
 
 
 def _check(sizes: Sizes, rooms: Sequence[Room], options: Options) -> None:

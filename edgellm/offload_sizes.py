@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgellm.kernels.cpu.inputs import Limits
-from edgellm.kernels.cuda import program, weights
+from edgellm.kernels.cuda import experts, program, weights
 from edgellm.kernels.cuda.attention import TILE
 from edgellm.kernels.cuda.lower import LOWERINGS
 from edgellm.kernels.cuda.workspace import ALIGNMENT, is_quantized, quantized_row_bytes
@@ -42,11 +42,11 @@ def _layer(ops: list[Op], limits: Limits, taken: set[str]) -> Layer:
 
 def _matrices(ops: list[Op], taken: set[str], sized: bool = True) -> tuple[Matrix, ...]:
     found = []
-    experts = {op.weights["weight"].name for op in ops if op.kind == "moe_linear"}
+    mixed = {op.weights["weight"].name for op in ops if op.kind == "moe_linear"}
     for name, weight in weights.matrices_of(ops).items():
         if name not in taken:
             n = weights.matrix_bytes(weight) if sized else 0
-            found.append(Matrix(name, n, name in experts))
+            found.append(Matrix(name, n, name in mixed))
             taken.add(name)
     return tuple(found)
 
@@ -69,9 +69,16 @@ def why_not(op: Op, limits: Limits) -> str:
         return f"{op.kind} has no GPU kernel"
     try:
         if op.kind in MATRIX_OPS:
-            weights.matrix_bytes(op.weights["weight"])
+            weight = op.weights["weight"]
+            weights.matrix_bytes(weight)
             if is_quantized(op):
                 quantized_row_bytes(op)
+                if op.kind == "moe_linear" and weight.precise:
+                    return "experts whose inputs have outliers have no GPU kernel"
+        if op.kind == "moe_route":
+            n, n_groups = op.inputs[0].dim, op.attrs["n_groups"]
+            if n > experts.MOST_EXPERTS or n_groups > experts.MOST_GROUPS:
+                return f"{n} experts in {n_groups} groups have no GPU kernel"
         if op.kind == "attention":
             window = op.attrs["window"]
             if limits.window is not None and (window is None or window > limits.window):

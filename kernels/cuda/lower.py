@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edgellm.kernels.cuda import attention, operations
+from edgellm.kernels.cuda import attention, experts, operations
 from edgellm.kernels.cuda.device import Buffer
 from edgellm.kernels.cuda.operations import Rows
 from edgellm.kernels.cuda.step import Pass
@@ -133,6 +133,34 @@ def _attention(p: DeviceProgram, op: Op, s: Pass) -> None:
         attend(stretch.row, stretch.rows, None)
 
 
+def _moe_route(p: DeviceProgram, op: Op, s: Pass) -> None:
+    logits, a = op.inputs[0], op.attrs
+    experts.moe_route(
+        p.device, p.at(logits, s), p.at(op.output, s), s.rows(logits), logits.dim, a["n_used"],
+        normalize=a["normalize"], gating=a["gating"],
+        bias=p.weights.vector(op.weights.get("bias")), scale=a["scale"], n_groups=a["n_groups"],
+        n_groups_used=a["n_groups_used"], stream=p.stream,
+    )  # fmt: skip
+
+
+def _moe_linear(p: DeviceProgram, op: Op, s: Pass) -> None:
+    (x, route), weight = op.inputs, op.weights["weight"]
+    experts.moe_linear(
+        p.device, p.weights.matrix(weight), p.as_read(op, s), p.at(route, s), p.at(op.output, s),
+        s.rows(op.output), s.phase, op.attrs["n_used"], x.dim != weight.n_in,
+        p.groups_of(op, s) if s.phase == "prefill" else None,
+        p.weights.vector(op.weights.get("bias")), p.stream,
+    )  # fmt: skip
+
+
+def _moe_sum(p: DeviceProgram, op: Op, s: Pass) -> None:
+    x, route = op.inputs
+    experts.moe_sum(
+        p.device, p.at(x, s), p.at(route, s), p.at(op.output, s), s.rows(x), op.output.dim,
+        op.attrs["n_used"], p.stream,
+    )  # fmt: skip
+
+
 LOWERINGS: dict[str, Lowering] = {
     "linear": _linear,
     "head_linear": _linear,
@@ -145,6 +173,9 @@ LOWERINGS: dict[str, Lowering] = {
     "slice": _slice,
     "join": _join,
     "attention": _attention,
+    "moe_route": _moe_route,
+    "moe_linear": _moe_linear,
+    "moe_sum": _moe_sum,
     **dict.fromkeys(operations.UNARY, _unary),
     **dict.fromkeys((*operations.BINARY, "mul_row"), _binary),
     "add_vector": _with_vector,

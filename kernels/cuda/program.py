@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits, pool_blocks
 from edgellm.kernels.cpu.lowering import ProgramError
-from edgellm.kernels.cuda import operations
+from edgellm.kernels.cuda import experts, operations
 from edgellm.kernels.cuda.attention import TILE, Shape
 from edgellm.kernels.cuda.device import Buffer, Device
 from edgellm.kernels.cuda.device import Graph as Captured
@@ -28,6 +28,7 @@ from edgellm.kernels.cuda.workspace import (
     Key,
     RowLimits,
     Workspace,
+    groups_bytes,
     is_quantized,
     quantized_key,
     quantized_row_bytes,
@@ -192,6 +193,21 @@ class DeviceProgram:
                 self.device, self.at(x, s), out, s.rows(x), x.dim, weight.precise, self.stream
             )
         return out
+
+    def groups_of(self, op: Op, s: Pass) -> experts.Groups:
+        """The rows of each expert, found once for each route."""
+        route, n_used = op.inputs[1], op.attrs["n_used"]
+        key = ("groups", route)
+        order, starts = groups_bytes(op, row_limits(self.limits).of(route))
+        memory = self.buffers[key]
+        found = experts.Groups(memory.at(0, order), memory.at(order, starts))
+        if key not in self._done:
+            self._done.add(key)
+            experts.group_pairs(
+                self.device, self.at(route, s), found, s.rows(route), n_used,
+                op.weights["weight"].shape[2], self.stream,
+            )  # fmt: skip
+        return found
 
     def angles(self, rope: Rope, s: Pass) -> Buffer:
         """Cosines and sines of the pass's positions."""

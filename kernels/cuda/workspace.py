@@ -81,6 +81,10 @@ class Workspace:
                 x = op.inputs[0]
                 size = self._limits.of(x) * quantized_row_bytes(op)
                 self._use(quantized_key(op), size, i, i)
+            if op.kind == "moe_linear":
+                route = op.inputs[1]
+                sizes = groups_bytes(op, self._limits.of(route))
+                self._use(("groups", route), sum(sizes), i, i)
 
     def _use(self, key: Key, n_bytes: int, first: int, last: int) -> None:
         use = self._uses.setdefault(key, _Use(n_bytes, first, last))
@@ -103,17 +107,22 @@ def is_quantized(op: Op) -> bool:
 
 def quantized_key(op: Op) -> Key:
     """What a matrix op's quantized input is called: who read it alike share it."""
-    weight = op.weights["weight"]
-    of_runs = weight.n_in if op.kind == "moe_linear" else op.inputs[0].dim
-    return (op.inputs[0], weight.precise, of_runs)
+    return (op.inputs[0], op.weights["weight"].precise)
 
 
 def quantized_row_bytes(op: Op) -> int:
-    """Of a row as a matrix op reads it: each head's or rank's part is quantized in the row."""
-    x, weight = op.inputs[0], op.weights["weight"]
-    if op.kind == "moe_linear":  # one row for all ranks, or one for each
-        return x.dim // weight.n_in * quantized.row_bytes(weight.n_in, weight.precise)
-    return quantized.row_bytes(x.dim, weight.precise)
+    """Of a row as a matrix op reads it. ValueError where there is no such row."""
+    return quantized.row_bytes(op.inputs[0].dim, op.weights["weight"].precise)
+
+
+def groups_bytes(op: Op, n_rows: int) -> tuple[int, int]:
+    """Of the order and the starts of the rows of a moe_linear op's experts (experts.Groups)."""
+    n_experts = op.weights["weight"].shape[2]
+    return _aligned(4 * n_rows * op.attrs["n_used"]), _aligned(4 * (n_experts + 1))
+
+
+def _aligned(n: int) -> int:
+    return -(-n // ALIGNMENT) * ALIGNMENT
 
 
 def _laid_out(uses: dict[Key, _Use]) -> tuple[dict[Key, int], int]:
@@ -123,7 +132,7 @@ def _laid_out(uses: dict[Key, _Use]) -> tuple[dict[Key, int], int]:
     for key, use in sorted(uses.items(), key=lambda item: -item[1].n_bytes):
         if not use.n_bytes:
             continue
-        size, at = -(-use.n_bytes // ALIGNMENT) * ALIGNMENT, 0
+        size, at = _aligned(use.n_bytes), 0
         for begin, end, other in placed:  # in order of begin
             if use.first <= other.last and other.first <= use.last:
                 if at + size <= begin:
