@@ -30,6 +30,7 @@ from edgellm.kernels.cpu.peaks import Peaks
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.llm import LLM
 from edgellm.memory import STEP_TOKENS, peak_resident_bytes, resident_bytes
+from edgellm.offload import Options
 from edgellm.quant.gguf import GGUF
 from edgellm.sampling import SamplingParams
 from edgellm.sequence import Sequence
@@ -299,6 +300,9 @@ def machine(llm: LLM) -> dict[str, Any]:
             "model_size": sum(tensor.n_bytes for tensor in tensors),
             "model_n_params": sum(math.prod(tensor.shape) for tensor in tensors),
             "n_threads": llm.n_threads,
+            "n_gpu_layers": llm.placement.plan.n_gpu_layers,
+            "gpu_info": ", ".join(d.name for d in llm.placement.used.values()),
+            "placement": llm.placement_report(),
             "type_k": llm.type_k,
             "type_v": llm.type_v,
             "kernels": {r["type"]: r["kernel"] for r in llm.report()},
@@ -309,6 +313,7 @@ def bench(
     path: str, tests: list[Workload], repetitions: int = 5, n_threads: int | None = None,
     cpu_mask: str | None = None, say: Callable[[str], None] = lambda text: None,
     type_k: str = "f16", type_v: str = "f16", block_size: int = BLOCK,
+    offload: Options | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load a model and measure it: one row for each test."""
     if not tests:
@@ -317,7 +322,7 @@ def bench(
     try:
         llm = LLM(
             path, n_threads=n_threads, cpu_mask=cpu_mask, type_k=type_k, type_v=type_v,
-            block_size=block_size, progress=say, **limits,
+            block_size=block_size, progress=say, offload=offload, **limits,
         )  # fmt: skip
     except ContextTooLong as error:
         raise EdgeLLMError(

@@ -46,6 +46,7 @@ from edgellm.models import build_graph
 from edgellm.offload import Options
 from edgellm.overrides import Overrides
 from edgellm.overrides import apply as apply_overrides
+from edgellm.placement_report import placement_report
 from edgellm.pooling import pool, pooling_of
 from edgellm.prompts import ContextFull, Prompt, Prompts, check_positive, is_tokens
 from edgellm.quant.gguf import GGUF
@@ -491,6 +492,12 @@ class LLM:
                 f"N = 0 to {self.config.n_layers - 1}."
             )
         return named[name]
+
+    def placement_report(self) -> list[str]:
+        """Lines: which layer runs where, in which types, how many bytes, and what was decided."""
+        names = {name: device.name for name, device in self.placement.used.items()}
+        plan = self.placement.plan
+        return placement_report(plan, self._graph, self.type_k, self.type_v, names)
 
     # ---- the loop ---------------------------------------------------------------------------
 

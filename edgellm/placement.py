@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edgellm.gpus import nvidia_names, open_gpus, rooms
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.graph import Graph
-from edgellm.offload import ALL, Options, Plan, Sizes, cpu_only, plan
+from edgellm.offload import ALL, OffloadError, Options, Plan, Sizes, cpu_only, plan
 from edgellm.runner import Offload, Runner
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ class Placement:
     def offload(self) -> Offload | None:
         return Offload(self.plan, self.devices) if self.plan.uses_device else None
 
+    @property
+    def used(self) -> dict[str, Device]:
+        """Devices that have something of the model."""
+        taken = self.plan.taken
+        return {name: d for name, d in self.devices.items() if name in taken and taken[name].total}
+
 
 def place(
     graph: Graph, n_layers: int, limits: Limits, options: Options, least_ctx: int | None
@@ -45,9 +51,10 @@ def place(
     if options.n_gpu_layers == 0:
         return Placement(cpu_only(n_layers), limits, {})
     devices, reason = open_gpus()
-    if not devices:
-        asked = options.n_gpu_layers is not None or options.overrides
-        return Placement(cpu_only(n_layers, reason if asked or nvidia_names() else ""), limits, {})
+    if not devices and options.n_gpu_layers is not None:
+        raise OffloadError(f"No layer can go to a GPU (--ngl). {reason}")
+    if not devices:  # a GPU that is there and is not used is said so
+        return Placement(cpu_only(n_layers, reason if nvidia_names() else ""), limits, {})
     return _planned(graph, n_layers, limits, options, least_ctx, devices)
 
 

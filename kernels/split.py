@@ -51,9 +51,12 @@ def places(graph: Graph, place_of: PlaceOf, kv_place: Callable[[int], str]) -> d
                 strays[op.output] = at = there
         found[op] = at
     readers = graph.readers()
-    for op in graph.ops:  # moved up to anywhere: with those who read the selected rows
-        if op.kind == "select":
+    for op in graph.ops:
+        if op.kind == "select":  # moved up to anywhere: with those who read the selected rows
             found[op] = found[readers[op.output][0]]
+        elif op.kind == "moe_route":  # experts on the CPU need their rows grouped there
+            readers_at = [found[r] for r in readers[op.output] if r.kind == "moe_linear"]
+            found[op] = CPU if CPU in readers_at else found[op]
     return found
 
 
