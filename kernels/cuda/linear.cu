@@ -42,7 +42,10 @@ DEVICE void dot_rows(const u8* matrix, int n_groups, int n_out, int out_row, con
 #pragma unroll
   for (int i = 0; i < N; i++) sums[i] = 0.f;
   Place at = {matrix, (size_t)n_out, n_groups, (size_t)out_row, 0};
-#pragma unroll 2
+  u32 from[N];  // 32 bits, since 8 pointers would take 16 registers
+#pragma unroll
+  for (int i = 0; i < N; i++) from[i] = rows[i] * (u32)x.stride;
+#pragma unroll(N < 8 ? 2 : 1)
   for (int group = LANE; group < n_groups; group += 32) {
     W weights;
     at.group = group;
@@ -52,7 +55,7 @@ DEVICE void dot_rows(const u8* matrix, int n_groups, int n_out, int out_row, con
     weights.decode(group, q, s);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-      const u8* row = x.rows + rows[i] * x.stride;
+      const u8* row = x.rows + from[i];
       const int4* codes = (const int4*)(row + x.codes) + 2 * group;
       const int4 a = codes[0], b = codes[1];
       const int2 meta = ((const int2*)(row + x.meta))[group];
