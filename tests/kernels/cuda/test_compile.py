@@ -21,7 +21,7 @@ nvrtc = pytest.importorskip("cupy.cuda", reason="needs the wheels of the extra `
 ARCHITECTURES = (75, 80, 86, 89, 90, 120)
 REGISTERS = 65536  # of a multiprocessor: a block must fit
 # Bytes of a thread that may be spilled. ptxas keeps some kernels at 40, 72 or 168 registers, though
-# more are free, so that more blocks fit beside each other, and puts a few words aside for it: 12 words
+# more are free, so that more blocks fit beside each other, and puts a few words aside for it: 12
 # of attention_whole on sm_120, which holds two states of 64 sums; up to 4 elsewhere.
 SPILLED = 48
 STACK = 64  # bytes of a thread's frame: cos and sin of large doubles keep a few words there
