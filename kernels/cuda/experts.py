@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.kernels.cuda.device import Buffer, Device
-from edgellm.kernels.cuda.operations import PREFILL_TILE, Matrix, Phase, Rows
+from edgellm.kernels.cuda.operations import GATES, PREFILL_TILE, Matrix, Phase, Rows
 
 MOST_EXPERTS, MOST_GROUPS = 1024, 64
 
@@ -80,6 +80,21 @@ def moe_linear(
     # An expert has a row at most once; blocks without rows leave at once.
     grid = (-(-matrix.n_out // n_outs), -(-rows.limit // n_tokens), matrix.n)
     device.kernel(f"{matrix.module}/expert_matmul")(grid, (256,), args, 0, stream)
+
+
+def moe_gated(
+    device: Device, name: str, gate: Matrix, up: Matrix, x: Buffer, route: Buffer, out: Buffer,
+    rows: Rows, n_used: int, gate_bias: Buffer | None = None, up_bias: Buffer | None = None,
+    stream: Any = None,
+) -> None:  # fmt: skip
+    """``operations.gated`` of each row's experts, whose x is a row for all ranks."""
+    args = (
+        gate.data, up.data, gate.units, x, np.int32(gate.row_bytes(1)), gate_bias, up_bias, out,
+        rows.count, route, np.int32(gate.n_in), np.int32(gate.n_out), np.int32(n_used),
+        np.int32(GATES.index(name)),
+    )  # fmt: skip
+    grid = (-(-gate.n_out // 4), rows.limit * n_used)
+    device.kernel(f"{gate.module}/expert_gated")(grid, (128,), args, 0, stream)
 
 
 def moe_sum(

@@ -17,6 +17,7 @@
 // memory. A warp has 32 x 32 outputs: 8 products of 16 x 8 x 32 for each group, from 40 words of
 // shared memory. After each group the int32 sums are scaled into float sums, 4 operations an output;
 // that, not the product, is the limit: about 22 issue slots for each product.
+#include "activations.cuh"
 #include "weights.cuh"
 
 typedef WEIGHTS W;
@@ -42,7 +43,10 @@ DEVICE void dot_rows(const u8* matrix, int n_groups, int n_out, int out_row, con
 #pragma unroll
   for (int i = 0; i < N; i++) sums[i] = 0.f;
   Place at = {matrix, (size_t)n_out, n_groups, (size_t)out_row, 0};
-#pragma unroll 2
+  u32 from[N];  // 32 bits, since 8 pointers would take 16 registers
+#pragma unroll
+  for (int i = 0; i < N; i++) from[i] = rows[i] * (u32)x.stride;
+#pragma unroll(N < 8 ? 2 : 1)
   for (int group = LANE; group < n_groups; group += 32) {
     W weights;
     at.group = group;
@@ -52,7 +56,7 @@ DEVICE void dot_rows(const u8* matrix, int n_groups, int n_out, int out_row, con
     weights.decode(group, q, s);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-      const u8* row = x.rows + rows[i] * x.stride;
+      const u8* row = x.rows + from[i];
       const int4* codes = (const int4*)(row + x.codes) + 2 * group;
       const int4 a = codes[0], b = codes[1];
       const int2 meta = ((const int2*)(row + x.meta))[group];
@@ -110,6 +114,41 @@ extern "C" __global__ void __launch_bounds__(128) matvec_2(MATVEC_PARAMETERS) { 
 extern "C" __global__ void __launch_bounds__(128) matvec_4(MATVEC_PARAMETERS) { matvec<4>(MATVEC_ARGUMENTS); }
 extern "C" __global__ void __launch_bounds__(128) matvec_8(MATVEC_PARAMETERS) { matvec<8>(MATVEC_ARGUMENTS); }
 
+// A gate, its up and the function of both (activations.cuh) at once: what the two matrices say is not
+// written, read and launched for again. The same bits as one after the other. Grid as matvec's.
+template <int N>
+DEVICE void gated_rows(const u8* gate, const u8* up, const u8* x, int x_stride, const float* gate_bias,
+                       const float* up_bias, float* out, const int* count, int n_in, int n_out, int function) {
+  const int out_row = blockIdx.x * 4 + WARP, first = blockIdx.y * N, n_rows = *count;
+  if (out_row >= n_out || first >= n_rows) return;
+  const Activations a = part_of(x, x_stride, n_in, 1, 0);
+  int rows[N];
+#pragma unroll
+  for (int i = 0; i < N; i++) rows[i] = min(first + i, n_rows - 1);
+  float gates[N], ups[N];
+  dot_rows<N>(gate, n_in >> 5, n_out, out_row, a, rows, gates);
+  dot_rows<N>(up, n_in >> 5, n_out, out_row, a, rows, ups);
+  if (LANE) return;
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    if (first + i >= n_rows) break;
+    const float g = gate_bias ? gates[i] + gate_bias[out_row] : gates[i];
+    const float u = up_bias ? ups[i] + up_bias[out_row] : ups[i];
+    out[(size_t)(first + i) * n_out + out_row] = gated(function, g, u);
+  }
+}
+
+#define GATED_PARAMETERS                                                                             \
+  const u8 *__restrict__ gate, const u8 *__restrict__ up, const u8 *__restrict__ x, int x_stride,    \
+      const float *__restrict__ gate_bias, const float *__restrict__ up_bias,                        \
+      float *__restrict__ out, const int *__restrict__ count, int n_in, int n_out, int function
+#define GATED_ARGUMENTS gate, up, x, x_stride, gate_bias, up_bias, out, count, n_in, n_out, function
+
+extern "C" __global__ void __launch_bounds__(128) gated_1(GATED_PARAMETERS) { gated_rows<1>(GATED_ARGUMENTS); }
+extern "C" __global__ void __launch_bounds__(128) gated_2(GATED_PARAMETERS) { gated_rows<2>(GATED_ARGUMENTS); }
+extern "C" __global__ void __launch_bounds__(128) gated_4(GATED_PARAMETERS) { gated_rows<4>(GATED_ARGUMENTS); }
+extern "C" __global__ void __launch_bounds__(128) gated_8(GATED_PARAMETERS) { gated_rows<8>(GATED_ARGUMENTS); }
+
 // grid (n_out / 4, rows * n_used): the expert of a rank is read from the route [n_rows, 2 * n_used].
 // x has one row for all ranks of a token, or one for each.
 extern "C" __global__ void __launch_bounds__(128)
@@ -125,6 +164,26 @@ expert_matvec(const u8* __restrict__ matrix, int matrix_units, const u8* __restr
   dot_rows<1>(matrix + (size_t)matrix_units * 256 * expert, n_in >> 5, n_out, out_row, a, rows, sums);
   if (LANE == 0)
     out[(size_t)blockIdx.y * n_out + out_row] = sums[0] + (bias ? bias[(size_t)expert * n_out + out_row] : 0.f);
+}
+
+// The gate and up of each expert, as gated_rows. A row of x serves all ranks.
+extern "C" __global__ void __launch_bounds__(128)
+expert_gated(const u8* __restrict__ gate, const u8* __restrict__ up, int matrix_units, const u8* __restrict__ x,
+             int x_stride, const float* __restrict__ gate_bias, const float* __restrict__ up_bias,
+             float* __restrict__ out, const int* __restrict__ count, const float* __restrict__ route, int n_in,
+             int n_out, int n_used, int function) {
+  const int out_row = blockIdx.x * 4 + WARP, row = blockIdx.y / n_used, rank = blockIdx.y % n_used;
+  if (out_row >= n_out || row >= *count) return;
+  const size_t expert = (size_t)route[(size_t)row * 2 * n_used + rank], at = (size_t)matrix_units * 256 * expert;
+  const Activations a = part_of(x, x_stride, n_in, 1, 0);
+  const int rows[1] = {row};
+  float g[1], u[1];
+  dot_rows<1>(gate + at, n_in >> 5, n_out, out_row, a, rows, g);
+  dot_rows<1>(up + at, n_in >> 5, n_out, out_row, a, rows, u);
+  if (LANE) return;
+  if (gate_bias) g[0] += gate_bias[expert * n_out + out_row];
+  if (up_bias) u[0] += up_bias[expert * n_out + out_row];
+  out[(size_t)blockIdx.y * n_out + out_row] = gated(function, g[0], u[0]);
 }
 
 // ---- a tile of outputs times a tile of tokens -----------------------------------------------------

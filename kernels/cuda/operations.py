@@ -23,7 +23,8 @@ from edgellm.quant.block import QuantType
 Phase = Literal["prefill", "decode"]
 
 UNARY = ("scale", "softcap", "sigmoid", "softplus", "silu", "gelu")  # as in elementwise.cu
-BINARY = ("add", "mul", "swiglu", "geglu", "swiglu_clamped")
+GATES = ("swiglu", "geglu", "swiglu_clamped")  # as in activations.cuh
+BINARY = ("add", "mul", *GATES)
 _DECODE_TILES = (1, 2, 4, 8)  # rows that share a read of the weights
 PREFILL_TILE = {True: (128, 64), False: (64, 64)}  # outputs and tokens of a block, if quantized
 
@@ -103,7 +104,7 @@ def linear(
             _i(copy),
         )  # fmt: skip
         if phase == "decode":
-            tile = next((t for t in _DECODE_TILES if t >= rows.limit), _DECODE_TILES[-1])
+            tile = _decode_tile(rows)
             grid = (_up(matrix.n_out, 4), _up(rows.limit, tile), n)
             kernel = device.kernel(f"{matrix.module}/matvec_{tile}")
             kernel(grid, (128,), args, 0, stream)
@@ -111,6 +112,27 @@ def linear(
             n_outs, n_tokens = PREFILL_TILE[matrix.is_quantized]
             grid = (_up(matrix.n_out, n_outs), _up(rows.limit, n_tokens), n)
             device.kernel(f"{matrix.module}/matmul")(grid, (256,), args, 0, stream)
+
+
+def can_gate(gate: Matrix, up: Matrix) -> bool:
+    """Whether ``gated`` takes both: quantized alike, of one shape, from the same 8 bits."""
+    alike = (gate.kind, gate.n_in, gate.n_out, gate.n) == (up.kind, up.n_in, up.n_out, up.n)
+    return alike and gate.is_quantized and gate.n_copies == up.n_copies == 1
+
+
+def gated(
+    device: Device, name: str, gate: Matrix, up: Matrix, x: Buffer, out: Buffer, rows: Rows,
+    gate_bias: Buffer | None = None, up_bias: Buffer | None = None, stream: Any = None,
+) -> None:  # fmt: skip
+    """For generated tokens, a function of GATES of (x @ gate.T + bias, x @ up.T + bias) in one
+    launch: the bits of ``linear`` twice and ``binary``, without what lies between."""
+    args = (
+        gate.data, up.data, x, _i(gate.row_bytes(1)), gate_bias, up_bias, out, rows.count,
+        _i(gate.n_in), _i(gate.n_out), _i(GATES.index(name)),
+    )  # fmt: skip
+    tile = _decode_tile(rows)
+    grid = (_up(gate.n_out, 4), _up(rows.limit, tile))
+    device.kernel(f"{gate.module}/gated_{tile}")(grid, (128,), args, 0, stream)
 
 
 def table_rows(
@@ -223,6 +245,10 @@ def binary(
         x, y, out, rows.count, _i(dim), _i(BINARY.index(name)), _i(row_step), _i(step)
     )  # fmt: skip
     device.kernel("elementwise/binary")(_grid(dim, rows), (256,), args, 0, stream)
+
+
+def _decode_tile(rows: Rows) -> int:
+    return next((t for t in _DECODE_TILES if t >= rows.limit), _DECODE_TILES[-1])
 
 
 def _i(x: int) -> np.int32:

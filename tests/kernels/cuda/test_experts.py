@@ -6,7 +6,7 @@ from on_device import as_taken, floats, get, matrix, put, rows
 from test_linear import close, weights_of
 
 from edgellm.kernels import reference
-from edgellm.kernels.cuda import experts
+from edgellm.kernels.cuda import experts, operations
 from edgellm.kernels.graph import Graph, Weight
 from edgellm.quant import by_name
 
@@ -124,3 +124,26 @@ def test_sum(devices):
             device, put(device, x), put(device, route), out, rows(device, n), dim, n_used
         )  # fmt: skip
         np.testing.assert_allclose(get(device, out, n, dim), wanted, atol=1e-6)
+
+
+def test_a_gate_at_once_has_the_bits_of_one_after_the_other(devices):
+    n, n_used, n_experts, n_in, n_out = 3, 2, 4, 256, 9
+    parts = [[weights_of("mxfp4", n_out, n_in, s + e)[0] for e in range(n_experts)] for s in (0, 9)]
+    rng, route = np.random.default_rng(7), random_route(n, n_used, n_experts, 8)
+    x, bias = rng.standard_normal((n, n_in), np.float32), rng.standard_normal((n_experts, n_out))
+    for device in devices:
+        gate, up = (matrix(device, "mxfp4", p, n_in) for p in parts)
+        count, on_device, of = rows(device, n), put(device, route), put(device, bias)
+        taken, _ = as_taken(device, gate, x, count)
+        both = [floats(device, n, n_used * n_out) for _ in range(3)]
+        for w, to in zip((gate, up), both, strict=False):
+            experts.moe_linear(
+                device, w, taken, on_device, to, count, "decode", n_used, False, None, of
+            )  # fmt: skip
+        operations.binary(device, "swiglu_clamped", *both, count, n_used * n_out)
+        out = floats(device, n, n_used * n_out)
+        experts.moe_gated(
+            device, "swiglu_clamped", gate, up, taken, on_device, out, count, n_used, of, of
+        )  # fmt: skip
+        wanted = get(device, both[2], n, n_used * n_out)
+        assert np.array_equal(get(device, out, n, n_used * n_out), wanted)

@@ -38,7 +38,7 @@ def test_packed_weights_are_no_larger_than_the_files(kind):
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 @pytest.mark.parametrize("kind", pack.TYPES)
 def test_a_matrix_times_rows(devices, kind, phase):
-    n_in, n_out = 256 * 5, 133
+    n_in, n_out = 256 * 5, 13 if phase == "decode" else 133
     packed, numbers = weights_of(kind, n_out, n_in)
     rng = np.random.default_rng(1)
     x, bias = rng.standard_normal((67, n_in), np.float32), rng.standard_normal(n_out, np.float32)
@@ -143,3 +143,31 @@ def test_types_and_shapes_without_kernels_are_named():
         pack.packed_bytes(by_name("iq2_xs"), 256, 4)
     with pytest.raises(ValueError, match="multiple of 8"):
         pack.packed_bytes(by_name("f32"), 20, 4)
+
+
+@pytest.mark.parametrize("function", operations.GATES)
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_gate_at_once_has_the_bits_of_one_after_the_other(devices, function, n):
+    n_in, n_out = 1280, 7
+    parts = [weights_of("q5_k", n_out, n_in, seed) for seed in (1, 2)]
+    rng = np.random.default_rng(6)
+    x, bias = rng.standard_normal((n, n_in), np.float32), rng.standard_normal(n_out, np.float32)
+    for device in devices:
+        gate, up = (matrix(device, "q5_k", [p], n_in) for p, _ in parts)
+        assert operations.can_gate(gate, up)
+        count = rows(device, n)
+        taken, _ = as_taken(device, gate, x, count)
+        both, out = [floats(device, n, n_out) for _ in range(3)], floats(device, n, n_out)
+        operations.linear(device, gate, taken, both[0], count, "decode", put(device, bias))
+        operations.linear(device, up, taken, both[1], count, "decode")
+        operations.binary(device, function, *both, count, n_out)
+        operations.gated(device, function, gate, up, taken, out, count, put(device, bias))
+        assert np.array_equal(get(device, out, n, n_out), get(device, both[2], n, n_out))
+
+
+def test_what_is_not_alike_is_not_gated(devices):
+    device = devices[0]
+    gate = matrix(device, "q4_k", [weights_of("q4_k", 4, 256)[0]], 256)
+    for kind, precise in (("q6_k", False), ("q4_k", True), ("f16", False)):
+        up = matrix(device, kind, [weights_of(kind, 4, 256)[0]], 256, precise)
+        assert not operations.can_gate(gate, up) and not operations.can_gate(up, gate)
