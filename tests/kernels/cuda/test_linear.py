@@ -4,7 +4,6 @@ The tolerance: int8 products are exact, and float32 sums of n_in / 32 scaled gro
 err by less than 1e-6 of the sum of the terms' sizes.
 """
 
-import gguf
 import numpy as np
 import pytest
 from on_device import as_taken, floats, get, matrix, put, quantized, rows
@@ -18,10 +17,9 @@ TOLERANCE = 1e-6
 
 
 def weights_of(kind: str, n_out: int, n_in: int, seed: int = 0):
-    """Rows of the file, and their numbers by the gguf package."""
+    """Rows of the file, and their numbers by the number format's definition (quant/)."""
     packed = random_rows(kind, n_out, n_in, seed)
-    numbers = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType(by_name(kind).id))
-    return packed, numbers.reshape(n_out, n_in).astype(np.float64)
+    return packed, by_name(kind).dequantize(packed).astype(np.float64)
 
 
 def close(found, expected, sizes) -> bool:
