@@ -105,6 +105,16 @@ def _binary(p: DeviceProgram, op: Op, s: Pass) -> None:
     )  # fmt: skip
 
 
+def lower_gated(p: DeviceProgram, op: Op, gate: Op, up: Op, s: Pass) -> None:
+    """An activation of generated tokens together with its two matrices."""
+    operations.gated(
+        p.device, op.kind, p.weights.matrix(gate.weights["weight"]),
+        p.weights.matrix(up.weights["weight"]), p.as_read(gate, s), p.at(op.output, s),
+        s.rows(op.output), p.weights.vector(gate.weights.get("bias")),
+        p.weights.vector(up.weights.get("bias")), p.stream,
+    )  # fmt: skip
+
+
 def _with_vector(p: DeviceProgram, op: Op, s: Pass) -> None:
     x = op.inputs[0]
     operations.binary(

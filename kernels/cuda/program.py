@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.kernels.cpu.gated import gated_blocks
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits, pool_blocks
 from edgellm.kernels.cpu.lowering import ProgramError
 from edgellm.kernels.cuda import experts, operations
 from edgellm.kernels.cuda.attention import TILE, Shape
 from edgellm.kernels.cuda.device import Buffer, Device
 from edgellm.kernels.cuda.device import Graph as Captured
-from edgellm.kernels.cuda.lower import LOWERINGS
+from edgellm.kernels.cuda.lower import LOWERINGS, lower_gated
 from edgellm.kernels.cuda.step import Pass, Span, StepNumbers
 from edgellm.kernels.cuda.weights import DeviceWeights, Progress, ReadInto
 from edgellm.kernels.cuda.workspace import (
@@ -33,7 +34,7 @@ from edgellm.kernels.cuda.workspace import (
     quantized_key,
     quantized_row_bytes,
 )
-from edgellm.kernels.graph import Op, Rope, Tensor
+from edgellm.kernels.graph import Graph, Op, Rope, Tensor
 from edgellm.kernels.split import Part
 
 MOST_DECODED = 64  # rows of generated tokens that go through a part at once
@@ -90,7 +91,21 @@ class DeviceProgram:
             .view(np.float32).reshape(-1, t.dim)
             for t in crossing
         }  # fmt: skip
+        self._gated = self._gated_blocks()
+        self._within = {op for block in self._gated.values() for op in block}
         self.weights.fill(limits.n_threads, progress)
+
+    def _gated_blocks(self) -> dict[Op, tuple[Op, Op]]:
+        """Activations that are launched with their two matrices where tokens are generated."""
+        found: dict[Op, tuple[Op, Op]] = {}
+        for part in self.parts:
+            inside, others = Graph(), {t for p in self.parts if p is not part for op in p.ops
+                                       for t in op.inputs}  # fmt: skip
+            inside.ops = part.ops
+            for op, block in gated_blocks(inside, others | set(part.writes)).items():
+                if operations.can_gate(*(self.weights.matrix(m.weights["weight"]) for m in block)):
+                    found[op] = block
+        return found
 
     def pools(self, group: AttentionGroup) -> list[tuple[Buffer, int]]:
         """Keys and values of the group's layers here, each with the bytes of a block."""
@@ -160,7 +175,11 @@ class DeviceProgram:
     def _launch(self, part: Part, s: Pass) -> None:
         self._done.clear()
         for op in part.ops:
-            if s.rows(op.output).limit:
+            if not s.rows(op.output).limit:
+                continue
+            if s.phase == "decode" and op in self._gated:
+                lower_gated(self, op, *self._gated[op], s)
+            elif s.phase == "prefill" or op not in self._within:
                 LOWERINGS[op.kind](self, op, s)
 
     # ---- what lowerings use ---------------------------------------------------------------------
