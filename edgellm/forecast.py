@@ -98,6 +98,14 @@ class Forecast:
         """At most, of all sequences together."""
         return n_seqs / self.step_seconds(n_seqs, depth)
 
+    def dot_seconds(self, n_tokens: int) -> float:
+        """At least, of the arithmetic of a prompt of n_tokens."""
+        return sum(
+            share.prompt_dots(n_tokens) / self._speeds[place].dots
+            for place, share in self.shares.items()
+            if self._speeds[place].dots
+        )
+
     def first_token_seconds(self, n_tokens: int) -> float:
         """At least, from a prompt of n_tokens to the first token of the answer."""
         n_steps = -(-n_tokens // STEP_TOKENS)

@@ -43,7 +43,7 @@ from edgellm.loop import EngineError, Loop, Seat
 from edgellm.memory import STEP_TOKENS
 from edgellm.metrics import Metrics
 from edgellm.models import build_graph
-from edgellm.offload import Options
+from edgellm.offload import CPU, Options
 from edgellm.overrides import Overrides
 from edgellm.overrides import apply as apply_overrides
 from edgellm.placement_report import placement_report
@@ -211,7 +211,7 @@ class LLM:
         placed = placement.place(graph, n_layers, limits, self._options, least)
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
         _kernels.progress = compile_progress(say)
-        self._graph = graph
+        self.graph = graph
         try:
             self._runner, self.placement = placement.load(
                 placed, self._options, graph,
@@ -244,7 +244,7 @@ class LLM:
         self.metrics = Metrics()
         runner.cache.reuse = self._prefix_cache
         # measured from the first step on; until then as many multiplications as any core manages
-        dots = step_cost(self._graph, self.type_k, self.type_v, [(1, 0)], 0).dots
+        dots = step_cost(self.graph, self.type_k, self.type_v, [(1, 0)], 0).dots
         step_time = StepTime(dots / (self.n_threads * _DOTS_PER_SECOND))
         if host_cache_bytes:
             runner.cache.use_tier(
@@ -415,12 +415,12 @@ class LLM:
     @property
     def is_encoder(self) -> bool:
         """Whether the model makes embeddings instead of text."""
-        return not self._graph.is_causal
+        return not self.graph.is_causal
 
     def embed(self, prompts: Any) -> NDArray[np.float32]:
         """What an encoder makes of a text (or token ids): float32 [n_embd] of length 1, or
         [n, n_embd] of a list of them."""
-        if self._graph.is_causal:
+        if self.graph.is_causal:
             raise EdgeLLMError(
                 f"A model of the architecture {self.config.architecture} generates text; "
                 "embeddings need an encoder, such as bert or nomic-bert."
@@ -479,12 +479,12 @@ class LLM:
     def _tensor(self, name: str) -> Tensor:
         """The tensor a hook names; EdgeLLMError lists what there is."""
         named = {}
-        for op in self._graph.ops:
+        for op in self.graph.ops:
             if op.kind in MATRIX_OPS:
                 named[op.weights["weight"].name.removesuffix(".weight")] = op.output
             if op.layer is not None:
                 named[f"blk.{op.layer}.resid"] = op.output  # the layer's last op stays
-        named["output"] = self._graph.output
+        named["output"] = self.graph.output
         if name not in named:
             parts = sorted({re.sub(r"^blk\.\d+\.", "blk.N.", n) for n in named})
             raise EdgeLLMError(
@@ -497,7 +497,7 @@ class LLM:
         """Lines: which layer runs where, in which types, how many bytes, and what was decided."""
         names = {name: device.name for name, device in self.placement.used.items()}
         plan = self.placement.plan
-        return placement_report(plan, self._graph, self.type_k, self.type_v, names)
+        return placement_report(plan, self.graph, self.type_k, self.type_v, names)
 
     # ---- the loop ---------------------------------------------------------------------------
 
@@ -542,8 +542,9 @@ class LLM:
 
     @property
     def is_alive(self) -> bool:
-        """Whether steps can be computed: not closed, and not the copy of a forked process."""
-        return self._runner is not None and self._runner.program.team.is_alive
+        """Whether steps can be computed: not closed, not the copy of a forked process, and no
+        device failed."""
+        return self._runner is not None and self._runner.is_alive
 
     @property
     def scheduler(self) -> Scheduler:
@@ -555,15 +556,18 @@ class LLM:
         return self._ready()
 
     def report(self) -> list[dict[str, Any]]:
-        """The kernel of every matrix: tensor, type, shape, kernel, packed."""
+        """The kernel of every matrix: tensor, type, shape, place, kernel, packed."""
         rows = []
-        for op in self._graph.ops:
+        for op in self.graph.ops:
             if op.kind in MATRIX_OPS:
                 weight = op.weights["weight"]
                 kernel = linear_kernel(weight.type, targets.current(), weight.precise)
+                place = self.placement.plan.place_of(op.layer, weight.name)
+                on_cpu = place == CPU
                 rows.append(
                     {"tensor": weight.name, "type": weight.type.name, "shape": weight.shape,
-                     "kernel": kernel.name, "packed": kernel.is_packed}
+                     "place": place, "packed": kernel.is_packed or not on_cpu,
+                     "kernel": kernel.name if on_cpu else f"{weight.type.name} on {place}"}
                 )  # fmt: skip
         return rows
 
@@ -683,7 +687,7 @@ class LLM:
         return self._loop.seats
 
     def _check_generates(self) -> None:
-        if not self._graph.is_causal:
+        if not self.graph.is_causal:
             raise EdgeLLMError(
                 f"A model of the architecture {self.config.architecture} makes embeddings, not "
                 "text: use LLM.embed."

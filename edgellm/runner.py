@@ -66,15 +66,15 @@ class Runner:
             parts = split(whole, places(whole, offload.plan.place_of, offload.plan.kv_place))
             cpu_share = cpu_graph(whole, parts)
             self.devices = self._programs(parts, offload)
+        self.program = Program(
+            cpu_share, self._read_into, limits, store, progress,
+            share_memory=not self._trace, devices=self.devices,
+        )  # fmt: skip
         try:
-            self.program = Program(
-                cpu_share, self._read_into, limits, store, progress,
-                share_memory=not self._trace, devices=self.devices,
-            )  # fmt: skip
             for device in self.devices.values():
                 device.load(self.program.group_of, progress)
         except BaseException:
-            self._free_devices()
+            self.close()
             raise
         self._table = gguf.tensors[self.program.embedding.name]
         self._attention = list(self.program.groups.values())
@@ -239,6 +239,11 @@ class Runner:
         size, out = self._table.row_bytes, self.program.inputs.embeddings
         for row, token in enumerate(tokens):
             self._gguf.read_into(self._table, token * size, out[row])
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there can be another step."""
+        return self.program.team.is_alive and not any(d.is_broken for d in self.devices.values())
 
     def close(self) -> None:
         self.program.close()

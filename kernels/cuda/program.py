@@ -8,6 +8,7 @@ go through pinned memory on the stream.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -58,6 +59,8 @@ class DeviceProgram:
         self._read_into, self._allocated = read_into, list[Buffer]()
         self._captured: OrderedDict[tuple[int, int, int], Captured | None] = OrderedDict()
         self._done: set[Key] = set()  # what the running pass has made already
+        self.seconds = 0.0  # in which parts ran, of all steps so far
+        self.is_broken = False
 
     # ---- loading --------------------------------------------------------------------------------
 
@@ -132,6 +135,16 @@ class DeviceProgram:
         self.numbers.describe(spans, is_decode, out_rows, self.stream)
 
     def run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
+        """See PartRunner. After an error of the device nothing can be computed any more."""
+        started = time.perf_counter()
+        try:
+            self._run(part, rows)
+        except Exception:
+            self.is_broken = True
+            raise
+        self.seconds += time.perf_counter() - started
+
+    def _run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
         for tensor in part.reads:
             source, order = rows(tensor), self._order(tensor)
             staged = self._host[tensor][: len(source)]

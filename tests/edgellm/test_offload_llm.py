@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgellm import LLM, SamplingParams
 from edgellm.errors import EdgeLLMError
+from edgellm.kernels.cuda.device import DeviceError
 from edgellm.kernels.cuda.emulated import POLICIES, EmulatedDevice
 from edgellm.offload import ALL, Options
 from edgellm.request_options import RequestOptions
@@ -274,3 +275,20 @@ def test_what_cannot_be_is_said(
         assert said[2].startswith("cuda0 (emulated GPU): weights ")
     with load(path, ALL, block_size=16) as llm:
         assert "blocks of 16 tokens have no GPU kernel" in llm.notices[0]
+
+
+def test_a_device_that_fails_ends_the_requests_and_the_model(
+    model: Make, gpus: Callable[..., list[EmulatedDevice]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(1 << 24)
+    with load(model("llama"), 2) as llm:
+        assert llm.is_alive
+        program = llm.runner.devices["cuda0"]
+
+        def fail(*given: Any) -> None:
+            raise DeviceError("cuda0 failed: illegal address.")
+
+        monkeypatch.setattr(program, "_pass", fail)
+        with pytest.raises(DeviceError, match="illegal address"):
+            llm.generate(PROMPTS[0], GREEDY)
+        assert not llm.is_alive

@@ -163,7 +163,7 @@ def test_cpu_program_with_parts_elsewhere(
     path = model(name)
     tokens = [int(t) for t in np.arange(3, 90) * 7 % architectures.N_VOCAB]
     with LLM(path, n_threads=2, n_ctx=512, type_k="f32", type_v="f32", prefix_cache=False) as llm:
-        expected, limits, graph, file = llm.logits(tokens), llm._limits, llm._graph, llm.gguf
+        expected, limits, graph, file = llm.logits(tokens), llm._limits, llm.graph, llm.gguf
         n_layers = llm.config.n_layers
         load = loader(file)
         made: list[Reference] = []
