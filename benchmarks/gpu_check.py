@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.kernels.cuda import operations, pack, sample
-from edgellm.kernels.cuda.attention import Seen, Shape, attention, kv_store
+from edgellm.kernels.cuda.attention import Seen, Shape, attention, rope_store
 from edgellm.kernels.cuda.device import Buffer, Device, open_devices
 from edgellm.kernels.cuda.operations import Matrix, Phase, Rows
 from edgellm.quant import by_name
@@ -290,8 +290,8 @@ class Model:
         exponent = np.arange(0, s.head_dim, 2) / s.head_dim
         self.frequencies = b.put(500000.0**-exponent, np.float64)
         n = s.n_prompt
-        self.x, self.y, self.normed = (b.floats(n, s.n_embd) for _ in range(3))
-        self.q, self.attended = (b.floats(n, s.n_heads * s.head_dim) for _ in range(2))
+        self.x, self.y = b.floats(n, s.n_embd), b.floats(n, s.n_embd)
+        self.q, self.turned, self.attended = (b.floats(n, s.n_heads * s.head_dim) for _ in range(3))
         self.k, self.v = b.floats(n, n_kv), b.floats(n, n_kv)
         self.gate, self.up = b.floats(n, s.n_ff), b.floats(n, s.n_ff)
         self.taken = self.device.alloc(n * (s.n_ff + s.n_ff // 4 + 16))
@@ -327,48 +327,44 @@ class Model:
             d, positions, self.frequencies, self.angles, rows, s.head_dim // 2, 1.0
         )
         seen = Seen(positions, positions, self.table, self.sequences, s.n_ctx // 32)
+        added: Buffer | None = None  # what the layer before says, not yet part of x
         for layer, pools in zip(self.layers, self.pools, strict=True):
+            self._norm(self.x, added, rows)
             self._attend(layer, pools, seen, rows, phase)
+            self._norm(self.x, self.y, rows)
             self._feed_forward(layer, rows, phase)
-        last = self.x.at(4 * s.n_embd * (n - 1))
+            added = self.y
+        last = 4 * s.n_embd * (n - 1)
         one = Rows(1, self.counts[1])
-        operations.rms_norm(d, last, self.norm, self.normed, one, s.n_embd, s.n_embd, 1e-5)
-        operations.quantize(d, self.normed, self.taken, one, s.n_embd)
+        self._norm(self.x.at(last), self.y.at(last), one)
         operations.linear(d, self.output, self.taken, self.logits, one, "decode")
         sample.argmax(d, self.logits, self.best, one, s.n_vocab)
+
+    def _norm(self, x: Buffer, y: Buffer | None, rows: Rows) -> None:
+        """x += y; its norm, quantized, is what the next matrices take."""
+        operations.norm_quantize(
+            self.device, x, self.norm, self.taken, rows, self.sizes.n_embd, 1e-5, y=y, total=x
+        )
 
     def _attend(
         self, layer: dict[str, Matrix], pools: Any, seen: Seen, rows: Rows, phase: Phase
     ) -> None:
         d, s = self.device, self.sizes
-        operations.rms_norm(d, self.x, self.norm, self.normed, rows, s.n_embd, s.n_embd, 1e-5)
-        operations.quantize(d, self.normed, self.taken, rows, s.n_embd)
         for name, out in (("q", self.q), ("k", self.k), ("v", self.v)):
             operations.linear(d, layer[name], self.taken, out, rows, phase)
-        for x, n_heads in ((self.q, s.n_heads), (self.k, s.n_kv_heads)):
-            operations.rope(
-                d,
-                x,
-                self.angles,
-                x,
-                rows,
-                n_heads * s.head_dim,
-                s.head_dim,
-                s.head_dim // 2,
-                "norm",
-            )
-        kv_store(d, self.shape, self.k, self.v, *pools, seen.positions, rows)
+        rope_store(
+            d, self.shape, self.q, self.k, self.v, self.angles, self.turned, *pools,
+            seen.positions, rows, s.head_dim // 2, "norm",
+        )  # fmt: skip
         attention(
-            d, self.shape, self.q, *pools, self.attended, seen, rows, phase, self.partials, s.n_ctx
-        )
+            d, self.shape, self.turned, *pools, self.attended, seen, rows, phase, self.partials,
+            s.n_ctx,
+        )  # fmt: skip
         operations.quantize(d, self.attended, self.taken, rows, s.n_heads * s.head_dim)
         operations.linear(d, layer["o"], self.taken, self.y, rows, phase)
-        operations.binary(d, "add", self.x, self.y, self.x, rows, s.n_embd)
 
     def _feed_forward(self, layer: dict[str, Matrix], rows: Rows, phase: Phase) -> None:
         d, s = self.device, self.sizes
-        operations.rms_norm(d, self.x, self.norm, self.normed, rows, s.n_embd, s.n_embd, 1e-5)
-        operations.quantize(d, self.normed, self.taken, rows, s.n_embd)
         if phase == "decode":
             operations.gated(d, "swiglu", layer["gate"], layer["up"], self.taken, self.gate, rows)
         else:
@@ -377,7 +373,6 @@ class Model:
             operations.binary(d, "swiglu", self.gate, self.up, self.gate, rows, s.n_ff)
         operations.quantize(d, self.gate, self.taken, rows, s.n_ff)
         operations.linear(d, layer["down"], self.taken, self.y, rows, phase)
-        operations.binary(d, "add", self.x, self.y, self.x, rows, s.n_embd)
 
 
 def opened(kind: str) -> Device:

@@ -118,27 +118,67 @@ DEVICE void store32(q4_0, u8* tile, int token, int g, const float* x) {
   ((u16*)(group + 512))[token] = __half_as_ushort(__float2half_rn(d));
 }
 
+// How heads are turned before they are stored or asked with: see rope in rows.cu. No angles: not at all.
+struct Turn {
+  const float2* angles;  // of the row
+  int n_pairs, neighbours;
+};
+DEVICE float element(const float* head, int i, const Turn& turn) {
+  if (!turn.angles || i >= 2 * turn.n_pairs) return head[i];
+  const int pair = turn.neighbours ? i >> 1 : i % turn.n_pairs;
+  const int first = turn.neighbours ? 2 * pair : pair, second = first + (turn.neighbours ? 1 : turn.n_pairs);
+  const float2 both = turned(head[first], head[second], turn.angles[pair]);
+  return i == first ? both.x : both.y;
+}
+
 template <class T>
-DEVICE void store(const float* x, u8* pool, int slot, int dim, int n_heads, int unit) {
+DEVICE void store(const float* x, u8* pool, int slot, int dim, int n_heads, int unit, const Turn& turn) {
   const int groups = (dim + 31) / 32, head = unit / groups, g = unit % groups;
   float v[32];
-  for (int i = 0; i < 32; i++) v[i] = 32 * g + i < dim ? x[head * dim + 32 * g + i] : 0.f;
+  for (int i = 0; i < 32; i++) v[i] = 32 * g + i < dim ? element(x + head * dim, 32 * g + i, turn) : 0.f;
   u8* tile = pool + ((size_t)(slot >> 5) * n_heads + head) * tile_bytes<T>(32 * groups);
   store32(T(), tile, slot & 31, g, v);
 }
 
 // A thread has 32 elements of a head: a tile's dim is rounded up to 32, so that one rule holds for all
-// types. grid (heads * groups / 64, rows), block 64; keys, then values. A slot below 0 is not written.
+// types. Keys, then values. A slot below 0 is not written.
+DEVICE void store_unit(const float* k, const float* v, u8* keys, u8* values, int slot, int row, int n_kv_heads,
+                       int unit, const Turn& turn) {
+  const int n_keys = n_kv_heads * ((HEAD_DIM + 31) / 32), n_values = n_kv_heads * ((V_DIM + 31) / 32);
+  const Turn still = {nullptr, 0, 0};
+  if (slot < 0) return;
+  if (unit < n_keys) store<K>(k + (size_t)row * n_kv_heads * HEAD_DIM, keys, slot, HEAD_DIM, n_kv_heads, unit, turn);
+  else if (unit < n_keys + n_values)
+    store<V>(v + (size_t)row * n_kv_heads * V_DIM, values, slot, V_DIM, n_kv_heads, unit - n_keys, still);
+}
+
+// grid (heads * groups / 64, rows), block 64
 extern "C" __global__ void __launch_bounds__(64)
 kv_store(const float* __restrict__ k, const float* __restrict__ v, u8* __restrict__ keys, u8* __restrict__ values,
          const int* __restrict__ slots, const int* __restrict__ count, int n_kv_heads) {
   const int row = blockIdx.y;
-  int unit = blockIdx.x * 64 + threadIdx.x;
-  if (row >= *count || slots[row] < 0) return;
-  const int n_keys = n_kv_heads * ((HEAD_DIM + 31) / 32), n_values = n_kv_heads * ((V_DIM + 31) / 32);
-  if (unit < n_keys) store<K>(k + (size_t)row * n_kv_heads * HEAD_DIM, keys, slots[row], HEAD_DIM, n_kv_heads, unit);
-  else if (unit < n_keys + n_values)
-    store<V>(v + (size_t)row * n_kv_heads * V_DIM, values, slots[row], V_DIM, n_kv_heads, unit - n_keys);
+  if (row >= *count) return;
+  const Turn still = {nullptr, 0, 0};
+  store_unit(k, v, keys, values, slots[row], row, n_kv_heads, blockIdx.x * 64 + threadIdx.x, still);
+}
+
+// The same of keys that are turned first, and the queries turned: the bits of rope twice and kv_store in
+// one launch. grid ((n_heads * HEAD_DIM / 32 + units of kv_store) / 64, rows)
+extern "C" __global__ void __launch_bounds__(64)
+rope_store(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
+           const float2* __restrict__ angles, float* __restrict__ turned_q, u8* __restrict__ keys,
+           u8* __restrict__ values, const int* __restrict__ slots, const int* __restrict__ count, int n_heads,
+           int n_kv_heads, int n_pairs, int neighbours) {
+  const int row = blockIdx.y, unit = blockIdx.x * 64 + threadIdx.x, groups = (HEAD_DIM + 31) / 32;
+  if (row >= *count) return;
+  const Turn turn = {angles + (size_t)row * n_pairs, n_pairs, neighbours};
+  if (unit >= n_heads * groups) {
+    store_unit(k, v, keys, values, slots[row], row, n_kv_heads, unit - n_heads * groups, turn);
+    return;
+  }
+  const size_t head = ((size_t)row * n_heads + unit / groups) * HEAD_DIM;
+  const int end = min(HEAD_DIM, 32 * (unit % groups) + 32);
+  for (int i = 32 * (unit % groups); i < end; i++) turned_q[head + i] = element(q + head, i, turn);
 }
 
 // ---- reading --------------------------------------------------------------------------------------
@@ -296,41 +336,45 @@ DEVICE void fetch(Shared& shared, const float* q, const int* positions, const in
   __syncthreads();
 }
 
-// grid (units, pieces, rows), block 128: one token's heads of a unit, one piece. A unit are n_heads_here
-// heads of a key-value head. partials [rows][units][pieces][n_heads_here][V_DIM + 2].
+// grid (units, blocks, rows), block 128: one token's heads of a unit, every gridDim.y-th piece. A unit
+// are n_heads_here heads of a key-value head. partials [rows][units][n_pieces][n_heads_here][V_DIM + 2].
 extern "C" __global__ void __launch_bounds__(128)
 attention_split(const float* __restrict__ q, const u8* __restrict__ keys, const u8* __restrict__ values,
                 float* __restrict__ partials, const int* __restrict__ positions, const int* __restrict__ last_seen,
                 const int* __restrict__ table, const int* __restrict__ sequences, const int* __restrict__ count,
-                int table_row, int block_tokens, int n_heads, int n_kv_heads, int n_heads_here, int window,
-                float scale, float softcap) {
+                int table_row, int block_tokens, int n_heads, int n_kv_heads, int n_heads_here, int n_pieces,
+                int window, float scale, float softcap) {
   __shared__ Shared shared;
   const int unit = blockIdx.x, row = blockIdx.z;
   if (row >= *count) return;
   const int first = window > 0 ? max(0, positions[row] - window + 1) : 0;
-  const int begin = (first / PIECE + (int)blockIdx.y) * PIECE;
+  int begin = (first / PIECE + (int)blockIdx.y) * PIECE;
   if (begin > last_seen[row]) return;
   const int head0 = unit * n_heads_here;
   Step s = {table + (size_t)sequences[row] * table_row, block_tokens / 32, n_kv_heads,
             head0 / (n_heads / n_kv_heads), n_heads_here, scale, softcap, keys, values};
   fetch(shared, q, positions, last_seen, row, 1, head0, n_heads_here, n_heads, window);
-  float acc[ROUNDS][QUERIES][8];
-  piece(s, shared, begin, acc);
-  float* out = partials + (((size_t)row * gridDim.x + unit) * gridDim.y + blockIdx.y) * n_heads_here * (V_DIM + 2);
+  float* out = partials + (((size_t)row * gridDim.x + unit) * n_pieces + blockIdx.y) * n_heads_here * (V_DIM + 2);
+  for (; begin <= shared.last[0]; begin += PIECE * gridDim.y) {
+    float acc[ROUNDS][QUERIES][8];
+    piece(s, shared, begin, acc);
 #pragma unroll
-  for (int round = 0; round < ROUNDS; round++) {
-    const int chunk = threadIdx.x / TOKEN_LANES + round * (THREADS / TOKEN_LANES);
-    if (threadIdx.x % TOKEN_LANES || chunk >= CHUNKS) continue;
+    for (int round = 0; round < ROUNDS; round++) {
+      const int chunk = threadIdx.x / TOKEN_LANES + round * (THREADS / TOKEN_LANES);
+      if (threadIdx.x % TOKEN_LANES || chunk >= CHUNKS) continue;
 #pragma unroll
-    for (int i = 0; i < QUERIES; i++) {
-      if (i >= n_heads_here) break;
+      for (int i = 0; i < QUERIES; i++) {
+        if (i >= n_heads_here) break;
 #pragma unroll
-      for (int j = 0; j < 8; j++) out[i * (V_DIM + 2) + 2 + 8 * chunk + j] = acc[round][i][j];
+        for (int j = 0; j < 8; j++) out[i * (V_DIM + 2) + 2 + 8 * chunk + j] = acc[round][i][j];
+      }
     }
-  }
-  if (threadIdx.x < n_heads_here) {
-    out[threadIdx.x * (V_DIM + 2)] = shared.top[threadIdx.x];
-    out[threadIdx.x * (V_DIM + 2) + 1] = shared.total[threadIdx.x];
+    if (threadIdx.x < n_heads_here) {
+      out[threadIdx.x * (V_DIM + 2)] = shared.top[threadIdx.x];
+      out[threadIdx.x * (V_DIM + 2) + 1] = shared.total[threadIdx.x];
+    }
+    out += (size_t)gridDim.y * n_heads_here * (V_DIM + 2);
+    __syncthreads();  // before the next piece writes top and total
   }
 }
 

@@ -15,6 +15,9 @@ TILE = 32  # tokens that lie together in the cache
 PIECE = 256  # positions that are reduced at a time
 KV_TYPES = ("f32", "f16", "q8_0", "q4_0")
 _QUERIES = 8  # of a block of threads
+# Blocks that share a token's pieces: enough for a GPU with one sequence, few enough that those of a
+# context which is not filled yet cost nothing (they leave at once).
+_BLOCKS = 32
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class Shape:
     @property
     def n_units(self) -> int:
         return self.n_heads // self.heads_of_unit
+
+    @property
+    def stored_units(self) -> int:
+        """Threads that store a token: 32 elements of a key or value each."""
+        return self.n_kv_heads * (-(-self.head_dim // 32) + -(-self.v_dim // 32))
 
     @property
     def key_tile_bytes(self) -> int:
@@ -93,11 +101,25 @@ def kv_store(
 ) -> None:  # fmt: skip
     """Rows of k and v into the pools at ``slots``: int32 [n_rows], block * tokens of a block +
     place in it; below 0: nowhere."""
-    n_units = shape.n_kv_heads * (-(-shape.head_dim // 32) + -(-shape.v_dim // 32))
     args = (k, v, keys, values, slots, rows.count, np.int32(shape.n_kv_heads))
-    device.kernel(f"{shape.module}/kv_store")(
-        (-(-n_units // 64), rows.limit), (64,), args, 0, stream
-    )
+    grid = (-(-shape.stored_units // 64), rows.limit)
+    device.kernel(f"{shape.module}/kv_store")(grid, (64,), args, 0, stream)
+
+
+def rope_store(
+    device: Device, shape: Shape, q: Buffer, k: Buffer, v: Buffer, angles: Buffer,
+    turned_q: Buffer, keys: Buffer, values: Buffer, slots: Buffer, rows: Rows, n_pairs: int,
+    layout: str, stream: Any = None,
+) -> None:  # fmt: skip
+    """``rope`` of q, and of k on its way into the pools, v as it is: one launch with the bits of
+    three. k itself stays as it was; turned_q is not q."""
+    args = (
+        q, k, v, angles, turned_q, keys, values, slots, rows.count, np.int32(shape.n_heads),
+        np.int32(shape.n_kv_heads), np.int32(n_pairs), np.int32(layout == "norm"),
+    )  # fmt: skip
+    n_units = shape.n_heads * -(-shape.head_dim // 32) + shape.stored_units
+    grid = (-(-n_units // 64), rows.limit)
+    device.kernel(f"{shape.module}/rope_store")(grid, (64,), args, 0, stream)
 
 
 def attention(
@@ -127,9 +149,10 @@ def attention(
         raise ValueError("decode needs partials and n_ctx")
     n_pieces = shape.n_pieces(n_ctx)
     args = (
-        q, keys, values, partials, *where, rows.count, *table, *heads, here, window, scale, softcap
+        q, keys, values, partials, *where, rows.count, *table, *heads, here, np.int32(n_pieces),
+        window, scale, softcap,
     )  # fmt: skip
-    grid = (n_units, n_pieces, rows.limit)
+    grid = (n_units, min(n_pieces, _BLOCKS), rows.limit)
     device.kernel(f"{shape.module}/attention_split")(grid, (128,), args, 0, stream)
     args = (
         partials, out, seen.positions, seen.last, sinks, rows.count, np.int32(n_pieces),

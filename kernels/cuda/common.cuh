@@ -41,6 +41,11 @@ DEVICE float block_sum(float x, float* parts) {
   return warp_sum(x);
 }
 
+// A pair turned by an angle, whose cosine and sine are given.
+DEVICE float2 turned(float a, float b, float2 angle) {
+  return make_float2(fmaf(a, angle.x, -(b * angle.y)), fmaf(b, angle.x, a * angle.y));
+}
+
 DEVICE float half_bits(u32 bits) { return __half2float(__ushort_as_half((u16)bits)); }
 DEVICE float bf16_bits(u32 bits) { return __uint_as_float(bits << 16); }
 DEVICE float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }

@@ -25,8 +25,8 @@ from edgellm.kernels.cuda.source import Source
 
 ORDERS = ("ascending", "descending", "random")  # of the threads of a block
 MAX_SHARED = 48 << 10  # bytes of dynamic shared memory without asking for more
-_HEADERS = Path(__file__).parent / "emulator"
-_FLAGS = (
+HEADERS = Path(__file__).parent / "emulator"
+FLAGS = (
     "-O1 -std=c++20 -fPIC -shared -w -g0 -fno-strict-aliasing -fno-stack-protector -fno-exceptions "
     "-fno-rtti -fvisibility=hidden -ffp-contract=fast "  # nvcc fuses multiply and add too
     "-fsanitize=alignment,bounds,shift-exponent -fsanitize-undefined-trap-on-error"
@@ -130,8 +130,8 @@ def has_compiler() -> bool:
 
 def _compiled(source: Source, functions: list[str]) -> Path:
     """The shared library of a module."""
-    text = _wrapped(source, functions)
-    flags = [*_FLAGS, *_cpu_flags(), *source.options]
+    text = wrapped(source, functions)
+    flags = [*FLAGS, *_cpu_flags(), *source.options]
     key = hashlib.sha256(repr((text, flags, compiler(), _headers())).encode()).hexdigest()[:24]
     folder = _folder()
     library = folder / f"{key}.so"
@@ -140,7 +140,7 @@ def _compiled(source: Source, functions: list[str]) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as work:
         cpp, made = Path(work) / "kernel.cpp", Path(work) / "kernel.so"
         cpp.write_text(text, encoding="utf-8")
-        command = [compiler(), *flags, "-I", str(_HEADERS), "-o", str(made), str(cpp)]
+        command = [compiler(), *flags, "-I", str(HEADERS), "-o", str(made), str(cpp)]
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except OSError as error:
@@ -151,7 +151,7 @@ def _compiled(source: Source, functions: list[str]) -> Path:
     return library
 
 
-def _wrapped(source: Source, functions: list[str]) -> str:
+def wrapped(source: Source, functions: list[str]) -> str:
     """The module as C++: in a namespace without name, so that its static shared memory may share a
     section, with a table of its kernels behind it."""
     text = _DYNAMIC.sub(r"\1* \2 = (\1*)emu::dynamic_shared();", source.text)
@@ -177,7 +177,7 @@ def _wrapped(source: Source, functions: list[str]) -> str:
 
 @cache
 def _headers() -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(_HEADERS.glob("*.h")))
+    return b"".join(path.read_bytes() for path in sorted(HEADERS.glob("*.h")))
 
 
 @cache

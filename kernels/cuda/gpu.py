@@ -128,7 +128,7 @@ class CudaDevice:
 
     def stream(self) -> CudaStream:
         with self._device:
-            return CudaStream(cupy.cuda.Stream(non_blocking=True), self._device)
+            return CudaStream(cupy.cuda.Stream(non_blocking=True), self)
 
     def kernel(self, name: str) -> CudaKernel:
         if name not in self._kernels:
@@ -153,7 +153,8 @@ class CudaDevice:
             graph.graph.upload(stream.stream)
 
     def synchronize(self) -> None:
-        self._device.synchronize()
+        with _failures(self.name):
+            self._device.synchronize()
 
 
 class CudaKernel:
@@ -169,7 +170,7 @@ class CudaKernel:
             np.uint64(x.address) if isinstance(x, Buffer) else np.uint64(0) if x is None else x
             for x in args
         )
-        with self.device._device:
+        with self.device._device, _failures(self.device.name):
             self.function(grid, block, values, shared, queue.stream)
 
 
@@ -183,11 +184,11 @@ class CudaGraph:
 
 
 class CudaStream:
-    def __init__(self, stream: Any, device: Any) -> None:
-        self.stream, self._device = stream, device
+    def __init__(self, stream: Any, device: CudaDevice) -> None:
+        self.stream, self.device = stream, device
 
     def record(self) -> Any:
-        with self._device:
+        with self.device._device:
             event = cupy.cuda.Event(disable_timing=True)
         event.record(self.stream)
         return event
@@ -196,7 +197,18 @@ class CudaStream:
         self.stream.wait_event(event)
 
     def synchronize(self) -> None:
-        self.stream.synchronize()
+        with _failures(self.device.name):
+            self.stream.synchronize()
+
+
+@contextmanager
+def _failures(name: str) -> Iterator[None]:
+    """What a launch or a wait reports, as our error. After an illegal address the process can use
+    the GPU no more."""
+    try:
+        yield
+    except (runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+        raise DeviceError(f"{name} failed: {error}") from None
 
 
 def _checked(array: NDArray[Any], buffer: Buffer) -> int:

@@ -89,6 +89,21 @@ def quantize(
     device.kernel("quantize/quantize")((_up(n_in, 256), rows.limit), (256,), args, 0, stream)
 
 
+def norm_quantize(
+    device: Device, x: Buffer, weight: Buffer, out: Buffer, rows: Rows, n: int, eps: float, *,
+    y: Buffer | None = None, total: Buffer | None = None, normed: Buffer | None = None,
+    precise: bool = False, stream: Any = None,
+) -> None:  # fmt: skip
+    """total = x + y (without y: x); normed = rms_norm(total) * weight; out = normed, quantized: in
+    one launch, with the bits of three. ``total``, which may be x, and ``normed`` are None where
+    nobody needs them."""
+    args = (
+        x, y, weight, total, normed, out, rows.count, _i(n), np.float32(eps),
+        _i(2 if precise else 1),
+    )  # fmt: skip
+    device.kernel("quantize/norm_quantize")((rows.limit,), _threads(n), args, 0, stream)
+
+
 def linear(
     device: Device, matrix: Matrix, x: Buffer, out: Buffer, rows: Rows, phase: Phase,
     bias: Buffer | None = None, stream: Any = None,
@@ -260,7 +275,8 @@ def _up(n: int, by: int) -> int:
 
 
 def _threads(n: int) -> tuple[int]:
-    return (32 if n <= 128 else 256,)
+    """Of a norm's block; the order of its sum follows from them."""
+    return (32 if n <= 128 else 256 if n < 2048 else 1024,)
 
 
 def _grid(dim: int, rows: Rows) -> tuple[int, int]:

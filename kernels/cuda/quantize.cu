@@ -27,24 +27,54 @@ DEVICE int encode(float x, float& scale, int2& meta) {
   return code;
 }
 
-// A row: codes [n_in], then meta [n_in / 32], up to a multiple of 16 bytes. grid (n_in / 256, rows)
-DEVICE void quantize_row(const float* x, u8* out, const int* count, int n_in, int n_copies) {
-  const int i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
-  if (row >= *count || i >= n_in) return;  // n_in is a multiple of 32: warps leave whole
-  const int copy_bytes = (n_in + n_in / 4 + 15) & ~15;
-  u8* to = out + (size_t)row * copy_bytes * n_copies;
-  float v = x[(size_t)row * n_in + i], scale;
+// One element of a row: its code, and by lane 0 its group's meta. A row is codes [n_in], then meta
+// [n_in / 32], up to a multiple of 16 bytes, for each copy.
+DEVICE void put(float v, u8* row, int i, int n_in, int n_copies) {
   for (int copy = 0; copy < n_copies; copy++) {
+    float scale;
     int2 meta;
     const int code = encode(v, scale, meta);
-    to[i] = (u8)code;
-    if (LANE == 0) ((int2*)(to + n_in))[i >> 5] = meta;
+    row[i] = (u8)code;
+    if (LANE == 0) ((int2*)(row + n_in))[i >> 5] = meta;
     v -= scale * (float)code;
-    to += copy_bytes;
+    row += (n_in + n_in / 4 + 15) & ~15;
   }
 }
+DEVICE u8* row_of(u8* out, int row, int n_in, int n_copies) {
+  return out + (size_t)row * n_copies * ((n_in + n_in / 4 + 15) & ~15);
+}
 
+// grid (n_in / 256, rows)
 extern "C" __global__ void __launch_bounds__(256)
 quantize(const float* __restrict__ x, u8* __restrict__ out, const int* __restrict__ count, int n_in, int n_copies) {
-  quantize_row(x, out, count, n_in, n_copies);
+  const int i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+  if (row >= *count || i >= n_in) return;  // n_in is a multiple of 32: warps leave whole
+  put(x[(size_t)row * n_in + i], row_of(out, row, n_in, n_copies), i, n_in, n_copies);
+}
+
+// total = x + y, normed = rms_norm(total) * weight, and normed quantized: what stands between two
+// matrices of a layer, in one launch and with the bits of three. y, total and normed may be null. The
+// sum has rms_norm's order (rows.cu). grid rows, block 32, 256 or 1024.
+extern "C" __global__ void __launch_bounds__(1024)
+norm_quantize(const float* x, const float* y, const float* __restrict__ weight, float* total, float* normed,
+              u8* __restrict__ out, const int* __restrict__ count, int n, float eps, int n_copies) {
+  __shared__ float parts[32];
+  const int row = blockIdx.x;
+  if (row >= *count) return;
+  const size_t at = (size_t)row * n;
+  float sum = 0.f;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    const float v = y ? x[at + i] + y[at + i] : x[at + i];
+    sum = fmaf(v, v, sum);
+  }
+  sum = block_sum(sum, parts);
+  const float factor = 1.f / sqrtf(sum / (float)n + eps);
+  u8* to = row_of(out, row, n, n_copies);
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {  // n is a multiple of 32: warps leave whole
+    const float v = y ? x[at + i] + y[at + i] : x[at + i];
+    const float scaled = v * factor * weight[i];
+    if (total) total[at + i] = v;
+    if (normed) normed[at + i] = scaled;
+    put(scaled, to, i, n, n_copies);
+  }
 }

@@ -1,10 +1,11 @@
 // Rows of activations: norms, rotation, choosing and rearranging. Each reads and writes every float
-// once; blocks of a warp for heads, of 256 threads for rows, neighbouring threads side by side.
+// once or twice, neighbours side by side. A norm has a block for a run: a warp for a head, up to 1024
+// threads for a row, since with one generated token one block is all that runs.
 #include "common.cuh"
 
 // y = x / sqrt(mean(x^2) + eps) * weight over runs of n elements; a weight of several rows has one
-// for each run of a row. grid (runs of a row, rows), block 32 or 256. y may be x.
-extern "C" __global__ void __launch_bounds__(256)
+// for each run of a row. grid (runs of a row, rows), block 32, 256 or 1024. y may be x.
+extern "C" __global__ void __launch_bounds__(1024)
 rms_norm(const float* __restrict__ x, const float* __restrict__ weight, float* y, const int* __restrict__ count,
          int n, int weight_rows, float eps) {
   __shared__ float parts[32];
@@ -20,7 +21,7 @@ rms_norm(const float* __restrict__ x, const float* __restrict__ weight, float* y
 }
 
 // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; no bias: null
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(1024)
 layer_norm(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias, float* y,
            const int* __restrict__ count, int n, int weight_rows, float eps) {
   __shared__ float parts[32], more_parts[32];
@@ -39,7 +40,7 @@ layer_norm(const float* __restrict__ x, const float* __restrict__ weight, const 
 }
 
 // y = x / sqrt(sum(x^2) + eps) over runs of n elements
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(1024)
 l2_norm(const float* __restrict__ x, float* y, const int* __restrict__ count, int n, float eps) {
   __shared__ float parts[32];
   const int row = blockIdx.y;
@@ -78,10 +79,9 @@ rope(const float* x, const float2* __restrict__ angles, float* y, const int* __r
     return;
   }
   const size_t first = at + (neighbours ? 2 * pair : pair), second = first + (neighbours ? 1 : n_pairs);
-  const float2 angle = angles[(size_t)row * n_pairs + pair];
-  const float a = x[first], b = x[second];
-  y[first] = a * angle.x - b * angle.y;
-  y[second] = b * angle.x + a * angle.y;
+  const float2 pair_turned = turned(x[first], x[second], angles[(size_t)row * n_pairs + pair]);
+  y[first] = pair_turned.x;
+  y[second] = pair_turned.y;
 }
 
 // y = x * (1 + scale * log(1 + position / length)), whole lengths

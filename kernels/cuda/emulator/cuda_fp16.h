@@ -2,6 +2,13 @@
 #pragma once
 #include "cuda.h"
 
+// The compiler's own half; on AArch64 older compilers have it under this name only in C++.
+#if defined(__aarch64__)
+typedef __fp16 emu_half;
+#else
+typedef _Float16 emu_half;
+#endif
+
 struct __half {
   uint16_t bits;
 };
@@ -12,12 +19,12 @@ typedef __half half;
 typedef __half2 half2;
 
 static inline float __half2float(half h) {
-  _Float16 value;
+  emu_half value;
   memcpy(&value, &h, 2);
   return (float)value;
 }
 static inline half __float2half_rn(float x) {
-  _Float16 value = (_Float16)x;
+  emu_half value = (emu_half)x;
   half h;
   memcpy(&h, &value, 2);
   return h;

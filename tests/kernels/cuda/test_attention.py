@@ -5,15 +5,24 @@ import pytest
 from on_device import floats, get, put, rows
 
 from edgellm.kernels import reference
-from edgellm.kernels.cuda.attention import PIECE, TILE, Seen, Shape, attention, kv_store
+from edgellm.kernels.cuda import operations
+from edgellm.kernels.cuda.attention import (
+    PIECE,
+    TILE,
+    Seen,
+    Shape,
+    attention,
+    kv_store,
+    rope_store,
+)
 from edgellm.kernels.graph import Graph, Weight
 from edgellm.quant import by_name
 
 TOLERANCE = 2e-5  # of values of size 1: expf and float32 sums over some hundred keys
 
 
-def expected(shape, q, k, v, *, causal=True, sinks=None) -> np.ndarray:
-    """By the specification: all tokens of one sequence, from position 0 on."""
+def expected(shape, q, k, v, *, causal=True, sinks=None, first=0) -> np.ndarray:
+    """By the specification: queries of one sequence from position ``first`` on."""
     graph = Graph()
     parts = [graph.embed(Weight(n, by_name("f32"), (x.shape[1], 1))) for n, x in
              (("q", q), ("k", k), ("v", v))]  # fmt: skip
@@ -24,7 +33,7 @@ def expected(shape, q, k, v, *, causal=True, sinks=None) -> np.ndarray:
     )  # fmt: skip
     n = len(q)
     step = reference.Step(
-        np.zeros(n, int), np.arange(n), lambda weight: sinks, type_k=shape.k_type,
+        np.zeros(n, int), np.arange(first, first + n), lambda weight: sinks, type_k=shape.k_type,
         type_v=shape.v_type,
     )  # fmt: skip
     return reference.evaluate(graph.ops[-1], [q, k, v], step)
@@ -147,6 +156,18 @@ def test_sequences_beside_each_other_and_learned_sinks(devices):
             assert np.abs(whole - wanted).max() < TOLERANCE
 
 
+def test_a_long_context_has_more_pieces_than_blocks(devices):
+    shape, n = Shape(1, 1, 8, 8, 0.3), 33 * PIECE + 20
+    q, k, v = random_tokens(shape, n, 6)
+    wanted = expected(shape, q[-1:], k, v, first=n - 1)
+    device = devices[0]
+    cache = Cache(device, shape, [n])
+    cache.store(0, k, v)
+    found = cache.attend(q[-1:], np.array([n - 1]), [0], "decode")
+    whole = cache.attend(q[-1:], np.array([n - 1]), [0], "prefill")
+    assert np.abs(found - wanted).max() < TOLERANCE and np.array_equal(found, whole)
+
+
 def test_encoders_see_all_of_their_sequence(devices):
     shape = Shape(2, 2, 32, 32, 0.2)
     q, k, v = random_tokens(shape, 45, 3)
@@ -190,3 +211,32 @@ def test_heads_without_kernels_are_refused():
         Shape(1, 1, 20, 32, 1.0)
     with pytest.raises(ValueError, match="q8_0 needs heads that are multiples of 32, not 40"):
         Shape(1, 1, 32, 40, 1.0, v_type="q8_0")
+
+
+@pytest.mark.parametrize("layout", ["neox", "norm"])
+@pytest.mark.parametrize(("head_dim", "n_pairs"), [(64, 32), (80, 20)])
+def test_turned_on_the_way_has_the_bits_of_turned_before(devices, layout, head_dim, n_pairs):
+    shape, n = Shape(4, 2, head_dim, 32, 0.1), 6
+    q, k, v = random_tokens(shape, n, 7)
+    angle = np.random.default_rng(8).standard_normal((n, n_pairs))
+    for device in devices:
+        count, of = rows(device, n), [put(device, x) for x in (q, k, v)]
+        angles = put(device, np.stack([np.cos(angle), np.sin(angle)], axis=-1))
+        slots = put(device, np.arange(n) * 3, np.int32)
+        pools = [
+            [put(device, np.zeros(shape_bytes), np.uint8) for shape_bytes in
+             (shape.key_tile_bytes, shape.value_tile_bytes)] for _ in range(2)
+        ]  # fmt: skip
+        turned = [floats(device, *x.shape) for x in (q, k, q)]
+        for x, out, heads in ((of[0], turned[0], 4), (of[1], turned[1], 2)):
+            operations.rope(
+                device, x, angles, out, count, heads * head_dim, head_dim, n_pairs, layout
+            )  # fmt: skip
+        kv_store(device, shape, turned[1], of[2], *pools[0], slots, count)
+        rope_store(
+            device, shape, *of, angles, turned[2], *pools[1], slots, count, n_pairs, layout
+        )  # fmt: skip
+        assert np.array_equal(get(device, turned[0], *q.shape), get(device, turned[2], *q.shape))
+        for a, b in zip(*pools, strict=True):
+            both = [get(device, x, x.n_bytes, kind=np.uint8) for x in (a, b)]
+            assert np.array_equal(*both)

@@ -6,6 +6,7 @@ from on_device import floats, get, put, rows
 
 from edgellm.kernels import reference
 from edgellm.kernels.cuda import operations
+from edgellm.kernels.cuda.quantized import row_bytes
 from edgellm.kernels.graph import Graph, Rope, Weight, Yarn
 from edgellm.kernels.rope import frequencies
 from edgellm.quant import by_name
@@ -45,7 +46,9 @@ def check(devices, launch, wanted, tolerance, n=N):
         assert (found[n:] == 7).all()
 
 
-@pytest.mark.parametrize(("dim", "n", "n_rows"), [(576, 576, 1), (192, 64, 1), (160, 40, 4)])
+@pytest.mark.parametrize(
+    ("dim", "n", "n_rows"), [(576, 576, 1), (2080, 2080, 1), (192, 64, 1), (160, 40, 4)]
+)
 def test_norms(devices, dim, n, n_rows):
     x, w, b = sample(dim), sample(n, 1, n_rows), sample(n, 2, n_rows)
     weights = {"w": w if n_rows > 1 else w[0], "b": b if n_rows > 1 else b[0]}
@@ -156,3 +159,35 @@ def test_a_vector_for_all_rows_and_a_number_for_each(devices, name):
         wanted = expected(lambda g, a, b: g.mul(a, b), [x, column])
         check(devices, lambda d, out, r: operations.binary(
             d, name, put(d, x), put(d, column), out, r, 300, "column"), wanted, 1e-6)  # fmt: skip
+
+
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("n", [96, 576, 2080])
+def test_sum_norm_and_quantizing_at_once_have_the_bits_of_three(devices, n, precise):
+    x, y, w = sample(n), sample(n, 1), sample(n, 2, 1)[0]
+    size = row_bytes(n, precise)
+    for device in devices:
+        count = rows(device, N, LIMIT)
+        of_x, of_y, weight = put(device, x), put(device, y), put(device, w)
+        for other in (None, of_y):
+            total, normed, out = (
+                of_x,
+                floats(device, N, n),
+                put(device, np.zeros(N * size), np.uint8),
+            )
+            if other:
+                total = floats(device, N, n)
+                operations.binary(device, "add", of_x, other, total, count, n)
+            operations.rms_norm(device, total, weight, normed, count, n, n, 1e-5)
+            operations.quantize(device, normed, out, count, n, precise)
+            wanted = [get(device, b, N, n) for b in (total, normed)]
+            found_total, found_normed = floats(device, N, n), floats(device, N, n)
+            found = put(device, np.zeros(N * size), np.uint8)
+            operations.norm_quantize(
+                device, of_x, weight, found, count, n, 1e-5, y=other, total=found_total,
+                normed=found_normed, precise=precise,
+            )  # fmt: skip
+            assert np.array_equal(get(device, found_total, N, n), wanted[0])
+            assert np.array_equal(get(device, found_normed, N, n), wanted[1])
+            both = [get(device, b, N * size, kind=np.uint8) for b in (out, found)]
+            assert np.array_equal(*both)
