@@ -72,7 +72,7 @@ def why_not(op: Op, limits: Limits) -> str:
             weight = op.weights["weight"]
             weights.matrix_bytes(weight)
             if is_quantized(op):
-                quantized_row_bytes(op)
+                quantized_row_bytes(op.inputs[0], weight.precise)
                 if op.kind == "moe_linear" and weight.precise:
                     return "experts whose inputs have outliers have no GPU kernel"
         if op.kind == "moe_route":

@@ -27,10 +27,27 @@ def _linear(p: DeviceProgram, op: Op, s: Pass) -> None:
 
 
 def _rms_norm(p: DeviceProgram, op: Op, s: Pass) -> None:
+    if op in p.fused.norms:
+        _norm_quantized(p, op, s)
+        return
     weight, x = op.weights["weight"], op.inputs[0]
     operations.rms_norm(
         p.device, p.at(x, s), p.vector(op, "weight"), p.at(op.output, s), s.rows(x), x.dim,
         weight.n_in, op.attrs["eps"], weight.n_out, p.stream,
+    )  # fmt: skip
+
+
+def _norm_quantized(p: DeviceProgram, op: Op, s: Pass) -> None:
+    """A norm with the sum before it, if there is one, and its quantization."""
+    x, added = op.inputs[0], p.fused.sums.get(op)
+    precise, has_floats = p.fused.norms[op]
+    terms = (x,) if added is None else added.inputs
+    operations.norm_quantize(
+        p.device, p.at(terms[0], s), p.vector(op, "weight"),
+        p.quantized(op.output, precise, s), s.rows(x), x.dim, op.attrs["eps"],
+        y=None if added is None else p.at(terms[1], s),
+        total=None if added is None else p.at(x, s),
+        normed=p.at(op.output, s) if has_floats else None, precise=precise, stream=p.stream,
     )  # fmt: skip
 
 
@@ -127,11 +144,21 @@ def _attention(p: DeviceProgram, op: Op, s: Pass) -> None:
     shape, (keys, values) = p.shapes[op], p.pools_of(op)
     group, sinks = p.groups[op], p.weights.vector(op.weights.get("sinks"))
 
+    turned = p.fused.turned.get(op)
+
     def attend(row: int, rows: Rows, partials: Buffer | None) -> None:
         q, k, v = (p.row(t, row) for t in op.inputs)
-        attention.kv_store(
-            p.device, shape, k, v, keys, values, p.numbers.slots(group, row), rows, p.stream
-        )
+        slots = p.numbers.slots(group, row)
+        if turned is None:
+            attention.kv_store(p.device, shape, k, v, keys, values, slots, rows, p.stream)
+        else:
+            plain_q, plain_k = (p.row(made.inputs[0], row) for made in turned)
+            rope = turned[0].attrs["rope"]
+            p.angles(rope, s)
+            attention.rope_store(
+                p.device, shape, plain_q, plain_k, v, p.angles_of(rope, row), q, keys, values,
+                slots, rows, rope.dim // 2, rope.layout, p.stream,
+            )  # fmt: skip
         attention.attention(
             p.device, shape, q, keys, values, p.row(op.output, row), p.numbers.seen(group, row),
             rows, s.phase, partials, p.limits.n_ctx, sinks, p.stream,

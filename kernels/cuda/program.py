@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.kernels.cpu.gated import gated_blocks
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits, pool_blocks
 from edgellm.kernels.cpu.lowering import ProgramError
 from edgellm.kernels.cuda import experts, operations
 from edgellm.kernels.cuda.attention import TILE, Shape
 from edgellm.kernels.cuda.device import Buffer, Device
 from edgellm.kernels.cuda.device import Graph as Captured
+from edgellm.kernels.cuda.fuse import fuse
 from edgellm.kernels.cuda.lower import LOWERINGS, lower_gated
 from edgellm.kernels.cuda.step import Pass, Span, StepNumbers
 from edgellm.kernels.cuda.weights import DeviceWeights, Progress, ReadInto
@@ -32,10 +32,9 @@ from edgellm.kernels.cuda.workspace import (
     Workspace,
     groups_bytes,
     is_quantized,
-    quantized_key,
     quantized_row_bytes,
 )
-from edgellm.kernels.graph import Graph, Op, Rope, Tensor
+from edgellm.kernels.graph import Op, Rope, Tensor
 from edgellm.kernels.split import Part
 
 MOST_DECODED = 64  # rows of generated tokens that go through a part at once
@@ -55,6 +54,8 @@ class DeviceProgram:
         if missing is not None:
             raise ProgramError(f"{missing.label}: the GPU has no op {missing.kind!r}")
         self.shapes = {op: shape_of(op, limits) for op in self.ops if op.kind == "attention"}
+        self.fused = fuse(self.parts)
+        self._late = {"prefill": self.fused.late, "decode": self.fused.late_if_decoded}
         self.stream = device.stream()
         self._read_into, self._allocated = read_into, list[Buffer]()
         self._captured: OrderedDict[tuple[int, int, int], Captured | None] = OrderedDict()
@@ -94,21 +95,7 @@ class DeviceProgram:
             .view(np.float32).reshape(-1, t.dim)
             for t in crossing
         }  # fmt: skip
-        self._gated = self._gated_blocks()
-        self._within = {op for block in self._gated.values() for op in block}
         self.weights.fill(limits.n_threads, progress)
-
-    def _gated_blocks(self) -> dict[Op, tuple[Op, Op]]:
-        """Activations that are launched with their two matrices where tokens are generated."""
-        found: dict[Op, tuple[Op, Op]] = {}
-        for part in self.parts:
-            inside, others = Graph(), {t for p in self.parts if p is not part for op in p.ops
-                                       for t in op.inputs}  # fmt: skip
-            inside.ops = part.ops
-            for op, block in gated_blocks(inside, others | set(part.writes)).items():
-                if operations.can_gate(*(self.weights.matrix(m.weights["weight"]) for m in block)):
-                    found[op] = block
-        return found
 
     def pools(self, group: AttentionGroup) -> list[tuple[Buffer, int]]:
         """Keys and values of the group's layers here, each with the bytes of a block."""
@@ -187,12 +174,13 @@ class DeviceProgram:
 
     def _launch(self, part: Part, s: Pass) -> None:
         self._done.clear()
+        late = self._late[s.phase]
         for op in part.ops:
-            if not s.rows(op.output).limit:
+            if op in late or not s.rows(op.output).limit:
                 continue
-            if s.phase == "decode" and op in self._gated:
-                lower_gated(self, op, *self._gated[op], s)
-            elif s.phase == "prefill" or op not in self._within:
+            if s.phase == "decode" and op in self.fused.gated:
+                lower_gated(self, op, *self.fused.gated[op], s)
+            else:
                 LOWERINGS[op.kind](self, op, s)
 
     # ---- what lowerings use ---------------------------------------------------------------------
@@ -217,14 +205,20 @@ class DeviceProgram:
         x = op.inputs[0]
         if not is_quantized(op):
             return self.at(x, s)
-        key, weight = quantized_key(op), op.weights["weight"]
-        out = self.buffers[key].at(s.start(x) * quantized_row_bytes(op))
-        if key not in self._done:
-            self._done.add(key)
+        precise = op.weights["weight"].precise
+        is_made = (x, precise) in self._done
+        out = self.quantized(x, precise, s)
+        if not is_made:
             operations.quantize(
-                self.device, self.at(x, s), out, s.rows(x), x.dim, weight.precise, self.stream
+                self.device, self.at(x, s), out, s.rows(x), x.dim, precise, self.stream
             )
         return out
+
+    def quantized(self, x: Tensor, precise: bool, s: Pass) -> Buffer:
+        """Where the pass's rows of a tensor are quantized, by whoever asks first."""
+        self._done.add((x, precise))
+        row_bytes = quantized_row_bytes(x, precise)
+        return self.buffers[x, precise].at(s.start(x) * row_bytes)
 
     def groups_of(self, op: Op, s: Pass) -> experts.Groups:
         """The rows of each expert, found once for each route."""
@@ -243,7 +237,7 @@ class DeviceProgram:
 
     def angles(self, rope: Rope, s: Pass) -> Buffer:
         """Cosines and sines of the pass's positions."""
-        out = self.buffers[rope].at(4 * s.first * rope.dim)
+        out = self.angles_of(rope, s.first)
         if rope not in self._done:
             self._done.add(rope)
             operations.rope_angles(
@@ -252,6 +246,10 @@ class DeviceProgram:
                 self.stream,
             )  # fmt: skip
         return out
+
+    def angles_of(self, rope: Rope, row: int) -> Buffer:
+        """Those of the rows from ``row`` on, once they are computed."""
+        return self.buffers[rope].at(4 * row * rope.dim)
 
 
 # ---- sizes, for plans too -----------------------------------------------------------------------

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from edgellm.kernels.cuda import pack, quantized
 from edgellm.kernels.cuda.attention import Shape
 from edgellm.kernels.cuda.device import Buffer
+from edgellm.kernels.cuda.fuse import fuse
 from edgellm.kernels.graph import MATRIX_OPS, Op, Rope, Tensor
 from edgellm.kernels.split import Part
 
@@ -61,6 +62,7 @@ class Workspace:
             for op in part.ops:
                 for tensor in op.inputs:
                     read.setdefault(tensor, set()).add(part)
+        self._late = fuse(parts).late_if_decoded
         at = 0
         for part in parts:
             self._add(part, at, {t for t, by in read.items() if by - {part}})
@@ -71,16 +73,19 @@ class Workspace:
 
     def _add(self, part: Part, start: int, read_elsewhere: set[Tensor]) -> None:
         end = start + len(part.ops)
+        places = {op: i for i, op in enumerate(part.ops, start)}
         own = {op.output for op in part.ops}
-        for i, op in enumerate(part.ops, start):
+        made = {op.output: places[op] for op in part.ops}
+        for op, first in places.items():
+            i = places[self._late.get(op, op)]  # when it may be launched at the latest
             for tensor in (*op.inputs, op.output):
-                self._use(tensor, 4 * self._limits.of(tensor) * tensor.dim, i, i)
+                self._use(tensor, 4 * self._limits.of(tensor) * tensor.dim, first, i)
                 if tensor not in own or tensor in part.writes or tensor in read_elsewhere:
                     self._use(tensor, 0, start, end)
             if op.kind in MATRIX_OPS and is_quantized(op):
-                x = op.inputs[0]
-                size = self._limits.of(x) * quantized_row_bytes(op)
-                self._use(quantized_key(op), size, i, i)
+                x = op.inputs[0]  # quantized where it is made, or by its first reader
+                size = self._limits.of(x) * quantized_row_bytes(*quantized_key(op))
+                self._use(quantized_key(op), size, made.get(x, first), i)
             if op.kind == "moe_linear":
                 route = op.inputs[1]
                 sizes = groups_bytes(op, self._limits.of(route))
@@ -105,14 +110,14 @@ def is_quantized(op: Op) -> bool:
     return op.weights["weight"].type.name not in pack.FLOATS
 
 
-def quantized_key(op: Op) -> Key:
+def quantized_key(op: Op) -> tuple[Tensor, bool]:
     """What a matrix op's quantized input is called: who read it alike share it."""
     return (op.inputs[0], op.weights["weight"].precise)
 
 
-def quantized_row_bytes(op: Op) -> int:
-    """Of a row as a matrix op reads it. ValueError where there is no such row."""
-    return quantized.row_bytes(op.inputs[0].dim, op.weights["weight"].precise)
+def quantized_row_bytes(x: Tensor, precise: bool) -> int:
+    """Of a row as matrices read it. ValueError where there is no such row."""
+    return quantized.row_bytes(x.dim, precise)
 
 
 def groups_bytes(op: Op, n_rows: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from edgellm import LLM, SamplingParams
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cuda.device import DeviceError
 from edgellm.kernels.cuda.emulated import POLICIES, EmulatedDevice
+from edgellm.kernels.cuda.fuse import Fused
 from edgellm.offload import ALL, Options
 from edgellm.request_options import RequestOptions
 from edgellm.runner import Run
@@ -292,3 +293,23 @@ def test_a_device_that_fails_ends_the_requests_and_the_model(
         with pytest.raises(DeviceError, match="illegal address"):
             llm.generate(PROMPTS[0], GREEDY)
         assert not llm.is_alive
+
+
+@pytest.mark.parametrize("name", ("llama", "gemma3", "gpt-oss", "deepseek2"))
+def test_ops_launched_together_have_the_bits_of_one_by_one(
+    model: Make, gpus: Callable[..., list[EmulatedDevice]], name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path, found, launches = model(name), [], []
+    for is_fused in (True, False):
+        if not is_fused:
+            for module in ("program", "workspace"):
+                monkeypatch.setattr(f"edgellm.kernels.cuda.{module}.fuse", lambda parts: Fused())
+        (device,) = gpus(1 << 24)
+        with load(path, ALL) as llm:
+            found.append(
+                (llm.logits(PROMPTS[0]), [c.tokens for c in llm.generate(PROMPTS, GREEDY)])
+            )
+            launches.append(device.n_launches)
+    assert np.array_equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
+    assert launches[0] < 0.9 * launches[1]
