@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.cuda import experts, program, weights
 from edgellm.kernels.cuda.attention import TILE
@@ -9,8 +12,10 @@ from edgellm.kernels.cuda.lower import LOWERINGS
 from edgellm.kernels.cuda.workspace import ALIGNMENT, is_quantized, quantized_row_bytes
 from edgellm.kernels.graph import MATRIX_OPS, Graph, Op
 from edgellm.kernels.rows import select_early
-from edgellm.kernels.split import CPU, Part, places
-from edgellm.offload import Layer, Matrix, Sizes
+from edgellm.kernels.split import CPU, Part, places, split
+from edgellm.offload import Layer, Matrix, Options, Plan, Room, Sizes, plan
+
+_MOST_TRIES = 6
 
 
 def device_sizes(graph: Graph, n_layers: int, limits: Limits) -> Sizes:
@@ -27,6 +32,51 @@ def device_sizes(graph: Graph, n_layers: int, limits: Limits) -> Sizes:
     usable = {i for i, layer in enumerate(layers) if not layer.why}
     ops = [op for op in mine if op.layer in usable or (op.layer is None and not output.why)]
     return Sizes(layers, output, _workspace(ops, limits) if ops else 0)
+
+
+def fitted_plan(
+    graph: Graph, n_layers: int, limits: Limits, rooms: Sequence[Room], options: Options
+) -> tuple[Plan, Sizes]:
+    """A plan with the room that its own rows need: a plan decides what they are, and they what is
+    left for layers, so it is made again until they agree."""
+    sizes = device_sizes(graph, n_layers, limits)
+    whole = select_early(graph, ())
+    best: tuple[int, Plan] | None = None
+    for _ in range(_MOST_TRIES):
+        made = plan(sizes, rooms, options)
+        needed = {name: device_rows(whole, made, limits, name) for name in made.taken}
+        fits = all(needed[name] <= taken.workspace for name, taken in made.taken.items())
+        if fits:
+            for name, taken in made.taken.items():
+                taken.workspace = needed[name]
+            used = sum(taken.total for taken in made.taken.values())
+            if best is not None and used <= best[0]:
+                break
+            best = used, made
+        most = max(needed.values(), default=0)
+        if most == sizes.workspace or not most:
+            break
+        sizes = replace(sizes, workspace=most)
+    while best is None:  # more than any of them: small steps towards what fits
+        sizes = replace(sizes, workspace=int(1.1 * sizes.workspace) + 1)
+        made = plan(sizes, rooms, options)
+        needed = {name: device_rows(whole, made, limits, name) for name in made.taken}
+        if all(needed[name] <= taken.workspace for name, taken in made.taken.items()):
+            best = 0, made
+    return best[1], sizes
+
+
+def device_rows(whole: Graph, made: Plan, limits: Limits, name: str) -> int:
+    """Bytes that rows take on a device under a plan, and vectors that came along with matrices.
+    ``whole``: its rows are selected already."""
+    parts = split(whole, places(whole, made.place_of, made.kv_place))
+    mine = [part for part in parts if part.place == name]
+    if not mine:
+        return 0
+    ops = [op for part in mine for op in part.ops]
+    there = sum(map(weights.matrix_bytes, weights.matrices_of(ops).values()))
+    there += sum(map(weights.vector_bytes, weights.vectors_of(ops).values()))
+    return _rows(mine, limits) + max(0, there - made.taken[name].weights)
 
 
 def _layer(ops: list[Op], limits: Limits, taken: set[str]) -> Layer:
@@ -52,13 +102,18 @@ def _matrices(ops: list[Op], taken: set[str], sized: bool = True) -> tuple[Matri
 
 
 def _workspace(ops: list[Op], limits: Limits) -> int:
-    shapes = [program.shape_of(op, limits) for op in ops if op.kind == "attention"]
+    """Were all of these one part."""
     made = {op.output for op in ops}
     reads = list(dict.fromkeys(t for op in ops for t in op.inputs if t not in made))
-    part = Part("gpu", ops, reads, [ops[-1].output])
+    return _rows([Part("gpu", ops, reads, [ops[-1].output])], limits)
+
+
+def _rows(parts: list[Part], limits: Limits) -> int:
+    ops = [op for part in parts for op in part.ops]
+    shapes = [program.shape_of(op, limits) for op in ops if op.kind == "attention"]
     ropes = {op.attrs["rope"] for op in ops if op.kind == "rope"}
     frequencies: int = sum(4 * rope.dim + ALIGNMENT for rope in ropes)
-    rows = program.workspace([part], limits, shapes).n_bytes
+    rows = program.workspace(parts, limits, shapes).n_bytes
     slack = 4 * ALIGNMENT  # allocations are rounded up
     return rows + program.number_bytes(len(set(shapes)), limits) + frequencies + slack
 

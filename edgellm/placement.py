@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edgellm.gpus import nvidia_names, open_gpus, rooms
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.graph import Graph
-from edgellm.offload import ALL, OffloadError, Options, Plan, Sizes, cpu_only, plan
+from edgellm.offload import ALL, OffloadError, Options, Plan, Sizes, cpu_only
 from edgellm.runner import Offload, Runner
 
 if TYPE_CHECKING:
@@ -62,17 +62,15 @@ def _planned(
     graph: Graph, n_layers: int, limits: Limits, options: Options, least_ctx: int | None,
     devices: Mapping[str, Device],
 ) -> Placement:  # fmt: skip
-    from edgellm.offload_sizes import device_sizes
+    from edgellm.offload_sizes import device_sizes, fitted_plan
 
     there = rooms(devices)
-    sizes = device_sizes(graph, n_layers, limits)
     smaller = limits
     if options.n_gpu_layers is None or options.n_gpu_layers == ALL:
-        smaller = _shrunk(sizes, limits, sum(r.budget(options.fit_margin) for r in there),
-                          least_ctx)  # fmt: skip
-        if smaller != limits:
-            sizes = device_sizes(graph, n_layers, smaller)
-    made = plan(sizes, there, options)
+        sizes = device_sizes(graph, n_layers, limits)
+        budget = sum(room.budget(options.fit_margin) for room in there)
+        smaller = _shrunk(sizes, limits, budget, least_ctx)
+    made, sizes = fitted_plan(graph, n_layers, smaller, there, options)
     if smaller.n_blocks < limits.n_blocks:
         made.notes.append(
             f"The cache has {smaller.n_blocks * smaller.block} tokens: more would not fit on the "

@@ -21,7 +21,7 @@ from edgellm.kernels.cpu.kv_types import BLOCK
 from edgellm.llm import LLM, LOGITS_TOKENS
 from edgellm.memory import STEP_TOKENS, available_bytes, bill, resident_bytes
 from edgellm.models import build_graph
-from edgellm.offload import Options, Plan, Sizes, cpu_only, plan
+from edgellm.offload import Options, Plan, Sizes, cpu_only
 from edgellm.quant.gguf import GGUF
 from edgellm.speeds import Speeds, measure
 from edgellm.steps import Steps
@@ -144,10 +144,10 @@ class Planner:
     def _plan(self, n: int | None, limits: Limits) -> tuple[Plan, Sizes | None]:
         if not self.devices or n == 0:
             return cpu_only(self.config.n_layers), None
-        from edgellm.offload_sizes import device_sizes
+        from edgellm.offload_sizes import fitted_plan
 
-        sizes = device_sizes(self.graph, self.config.n_layers, limits)
-        return plan(sizes, self._rooms, Options(n, self._margin)), sizes
+        options = Options(n, self._margin)
+        return fitted_plan(self.graph, self.config.n_layers, limits, self._rooms, options)
 
     # ---- what came of it ------------------------------------------------------------------------
 
