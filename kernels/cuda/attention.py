@@ -1,4 +1,4 @@
-"""Attention's cache on the device, and its launches (attention.cu)."""
+"""Attention's cache on the device, and its launches (attention.cu, kv_cache.cuh)."""
 
 from __future__ import annotations
 

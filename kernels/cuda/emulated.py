@@ -30,7 +30,7 @@ from edgellm.kernels.cuda.source import Source, module, split
 
 POLICIES = ("lazy", "eager", "eager-side", "random")
 ALIGNMENT = 256  # of allocations, as on a GPU
-_PROT_NONE = 0
+_PROT_NONE, _MAP_FAILED = 0, ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -47,7 +47,7 @@ class GuardedMemory:
 
     def __init__(self, n_bytes: int) -> None:
         page = mmap.PAGESIZE
-        self.n_bytes = n_bytes
+        self.n_bytes, self._base = n_bytes, None
         used = -(-max(n_bytes, 1) // 16) * 16
         whole = -(-used // page) * page
         self._length = whole + 2 * page
@@ -55,6 +55,9 @@ class GuardedMemory:
             None, self._length, mmap.PROT_READ | mmap.PROT_WRITE,
             mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0,
         )  # fmt: skip
+        if self._base == _MAP_FAILED:
+            self._base = None
+            raise MemoryError(f"the system gives the emulator no {n_bytes} bytes")
         _libc.mprotect(self._base, page, _PROT_NONE)
         _libc.mprotect(self._base + page + whole, page, _PROT_NONE)
         self.address = self._base + page + whole - used

@@ -41,7 +41,9 @@ class EmulatorError(DeviceError):
 
 
 class Module:
-    """A compiled module."""
+    """A compiled module. Launches of a process are one at a time: modules share their stacks."""
+
+    _stacks: int | None = None
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -52,6 +54,11 @@ class Module:
             ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
             ctypes.c_int, ctypes.c_ulonglong, ctypes.c_int,
         ]  # fmt: skip
+        use_stacks = self._library.emu_stacks
+        use_stacks.argtypes, use_stacks.restype = [ctypes.c_void_p], ctypes.c_void_p
+        Module._stacks = use_stacks(Module._stacks)
+        if Module._stacks is None:
+            raise EmulatorError("There is no memory for the stacks of a block's threads.")
         self._library.emu_parameters.restype = self._library.emu_message.restype = ctypes.c_char_p
 
     def parameters(self, function: str) -> list[str]:
@@ -171,6 +178,7 @@ def wrapped(source: Source, functions: list[str]) -> str:
         f"  void (*kernel)(void**) = nullptr;\n  switch (i) {{\n{calls}  }}\n"
         "  return emu::launch(kernel, args, grid, block, shared, order, seed, poison);\n}\n"
         f'const char* emu_parameters(int i) {{\n  switch (i) {{\n{types}  }}\n  return "";\n}}\n'
+        "char* emu_stacks(char* given) { return emu::use_stacks(given); }\n"
         "const char* emu_message() { return emu::block.message; }\n}\n"
     )
 

@@ -14,8 +14,8 @@
 // matmul: a block has 128 outputs times 64 tokens and goes through 64 elements at a time. Its 256
 // threads decode one group of weights each into shared memory (21 KB in all, rows of 80 bytes so
 // that the fragments of a product come from 32 banks at once) while the next are on their way from
-// memory. A warp has 32 x 32 outputs: 8 products of 16 x 8 x 32 for each group, from 40 words of
-// shared memory. After each group the int32 sums are scaled into float sums, 4 operations an output;
+// memory. A warp has 32 x 32 outputs: 8 products of 16 x 8 x 32 for each group, from about 40
+// words of shared memory a lane. After each group the int32 sums are scaled into float sums, 4 operations an output;
 // that, not the product, is the limit: about 22 issue slots for each product.
 #include "activations.cuh"
 #include "weights.cuh"
@@ -193,7 +193,7 @@ enum { OUTS = 128, TOKENS = 64, STRIDE = 80, PARTS = W::HALVES ? 2 : 1 };
 struct Tile {  // of 64 elements: two groups of each row
   __align__(16) i8 weights[OUTS * STRIDE], x[TOKENS * STRIDE];
   float d[2][PARTS][OUTS], m[2][PARTS][OUTS];
-  float x_scale[2][TOKENS], x_sum[2][PARTS][TOKENS];
+  __align__(8) float x_scale[2][TOKENS], x_sum[2][PARTS][TOKENS];
   const u8 *codes[TOKENS], *meta[TOKENS];  // of each token's part of a row; null: there is none
   int out_row[TOKENS];
 };
@@ -209,54 +209,64 @@ DEVICE void set_row(Tile& tile, const Activations& x, int row, int out_row) {
 enum { MAGIC_BITS = 0x4b400000 };
 DEVICE float from_magic(int bits) { return __int_as_float(bits) - 12582912.f; }
 
-// The products of one group: sums [2][4][4] of this warp's 32 outputs and 32 tokens.
+// The products of one group: sums [2][4][4] of this warp's 32 outputs and 32 tokens. The fragments and
+// scales of the outputs stay in registers (8 words and 4, 8 or 16 floats) while the tokens pass.
 DEVICE void add_group(const Tile& tile, int group, int warp_out, int warp_token, float (&sums)[2][4][4]) {
   const int g = LANE >> 2, t = LANE & 3;
-  u32 b[4][2];
-#pragma unroll
-  for (int n = 0; n < 4; n++) {
-    const i8* at = tile.x + (warp_token + 8 * n + g) * STRIDE + 32 * group + 4 * t;
-    b[n][0] = *(const u32*)at;
-    b[n][1] = *(const u32*)(at + 16);
-  }
+  u32 a[2][4];
+  float d[2][PARTS][2], minimum[2][PARTS][2];
 #pragma unroll
   for (int m = 0; m < 2; m++) {
     const int row = warp_out + 16 * m + g;
     const i8* at = tile.weights + row * STRIDE + 32 * group + 4 * t;
-    const u32 a[4] = {*(const u32*)at, *(const u32*)(at + 8 * STRIDE), *(const u32*)(at + 16),
-                      *(const u32*)(at + 8 * STRIDE + 16)};
-    float d[PARTS][2], minimum[PARTS][2];
+    a[m][0] = *(const u32*)at;
+    a[m][1] = *(const u32*)(at + 8 * STRIDE);
+    a[m][2] = *(const u32*)(at + 16);
+    a[m][3] = *(const u32*)(at + 8 * STRIDE + 16);
 #pragma unroll
-    for (int p = 0; p < PARTS; p++) {
+    for (int p = 0; p < PARTS; p++)
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        d[p][r] = tile.d[group][p][row + 8 * r];
-        minimum[p][r] = W::HAS_MIN ? tile.m[group][p][row + 8 * r] : 0.f;
+        d[m][p][r] = tile.d[group][p][row + 8 * r];
+        minimum[m][p][r] = W::HAS_MIN ? tile.m[group][p][row + 8 * r] : 0.f;
       }
+  }
+#pragma unroll
+  for (int n = 0; n < 4; n++) {
+    const i8* at = tile.x + (warp_token + 8 * n + g) * STRIDE + 32 * group + 4 * t;
+    const u32 b[2] = {*(const u32*)at, *(const u32*)(at + 16)};
+    const int token = warp_token + 8 * n + 2 * t;
+    const float2 both = *(const float2*)&tile.x_scale[group][token];
+    const float scale[2] = {both.x, both.y};
+    float x_sum[PARTS][2];
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+      const float2 two = *(const float2*)&tile.x_sum[group][p][token];
+      x_sum[p][0] = two.x;
+      x_sum[p][1] = two.y;
     }
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
+    for (int m = 0; m < 2; m++) {
       int c[PARTS][4];
 #pragma unroll
       for (int p = 0; p < PARTS; p++)
 #pragma unroll
         for (int i = 0; i < 4; i++) c[p][i] = MAGIC_BITS;
       if (W::HALVES) {
-        mma16(c[0], a[0], a[1], b[n][0]);
-        mma16(c[PARTS - 1], a[2], a[3], b[n][1]);
+        mma16(c[0], a[m][0], a[m][1], b[0]);
+        mma16(c[PARTS - 1], a[m][2], a[m][3], b[1]);
       } else {
-        mma32(c[0], a, b[n]);
+        mma32(c[0], a[m], b);
       }
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int token = warp_token + 8 * n + 2 * t + (i & 1), r = i >> 1;
-        const float scale = tile.x_scale[group][token];
-        float part = d[0][r] * from_magic(c[0][i]);
-        if (W::HALVES) part += d[PARTS - 1][r] * from_magic(c[PARTS - 1][i]);
-        sums[m][n][i] += scale * part;
+        const int r = i >> 1, k = i & 1;
+        float part = d[m][0][r] * from_magic(c[0][i]);
+        if (W::HALVES) part += d[m][PARTS - 1][r] * from_magic(c[PARTS - 1][i]);
+        sums[m][n][i] += scale[k] * part;
         if (W::HAS_MIN) {
 #pragma unroll
-          for (int p = 0; p < PARTS; p++) sums[m][n][i] -= minimum[p][r] * tile.x_sum[group][p][token];
+          for (int p = 0; p < PARTS; p++) sums[m][n][i] -= minimum[m][p][r] * x_sum[p][k];
         }
       }
     }

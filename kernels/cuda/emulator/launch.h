@@ -29,11 +29,22 @@ static char* top_of_stack(int i) {
   return block.stacks + (size_t)(i + 1) * (STACK + page()) - (i % 37 + 1) * 64;
 }
 
-static void map_stacks() {
+// Modules share one set of stacks, since each page of these is a mapping that a process may have some
+// ten thousand of. `given` are those of an earlier module, or null.
+static char* use_stacks(char* given) {
   size_t stride = STACK + page();
-  block.stacks = (char*)mmap(nullptr, MAX_THREADS * stride, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  for (int i = 0; i < MAX_THREADS; i++) mprotect(block.stacks + i * stride, page(), PROT_NONE);
+  if (!given) {
+    void* made = mmap(nullptr, MAX_THREADS * stride, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (made == MAP_FAILED) return nullptr;
+    given = (char*)made;
+    for (int i = 0; i < MAX_THREADS; i++) mprotect(given + i * stride, page(), PROT_NONE);
+  }
+  return block.stacks = given;
+}
+
+// A fault on a full stack is answered on another one, which each thread has to name.
+static void use_signal_stack() {
   static char own[64 << 10];
   stack_t alternative{};
   alternative.ss_sp = own;
@@ -131,7 +142,7 @@ static int launch(void (*kernel)(void**), void** arguments, const unsigned* grid
     snprintf(block.message, sizeof block.message, "invalid grid size %ux%ux%u", grid[0], grid[1], grid[2]);
     return BAD_LAUNCH;
   }
-  if (!block.stacks) map_stacks();
+  use_signal_stack();
   map_dynamic(dynamic_bytes);
   struct sigaction mine{}, before[N_SIGNALS];
   mine.sa_sigaction = on_fault;

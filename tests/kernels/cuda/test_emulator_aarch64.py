@@ -33,6 +33,7 @@ extern "C" __global__ void null_pointer(const float* x, float* y, int n) {
 """
 MAIN = r"""
 int main() {
+  emu_stacks(nullptr);
   static float x[1000], y[256];
   for (int i = 0; i < 1000; i++) x[i] = i % 7;
   const float *px = x, *py = y;
