@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import typer
 
+from edgellm.cli._offload import OffloadFlags
 from edgellm.cli._output import Status, say
 from edgellm.cli._prompt_options import template_variables
 from edgellm.cli._prompt_tokens import (
@@ -68,6 +69,7 @@ def run_batch(
     shape: Shape,
     resources: tuple[int, int, int, str, str | None, tuple[str, str]],
     overrides: dict[str, Any],
+    offload: OffloadFlags,
 ) -> None:
     """Answer what has no answer yet. Raises BatchFailed at the end if any line failed."""
     from edgellm import batch
@@ -90,6 +92,7 @@ def run_batch(
                 cpu_mask=cpu_mask,
                 overrides=overrides,
                 cache_types=cache_types,
+                offload=offload,
             ) as llm,
         ):
             if shape.system is not None and not has_template(llm, shape.chat_template):

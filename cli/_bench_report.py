@@ -36,7 +36,7 @@ def as_markdown(rows: Rows) -> str:
     lines = [
         [
             first["model_type"], size(first["model_size"]),
-            f"{first['model_n_params'] / 1e6:,.0f} M", f"CPU {first['target']}",
+            f"{first['model_n_params'] / 1e6:,.0f} M", _backend(first),
             str(first["n_threads"]), row["test"],
             f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}", *_limits(row),
             *([f"{row['tokens_per_joule'] or 0:.2f}"] if has_energy else []),
@@ -48,6 +48,13 @@ def as_markdown(rows: Rows) -> str:
     if widths := [row for row in rows if _is_width(row)]:
         parts.append(_widths(widths))
     return "\n".join([*parts, _machine(rows)])
+
+
+def _backend(row: dict[str, Any]) -> str:
+    cpu = f"CPU {row['target']}"
+    if not row.get("n_gpu_layers"):
+        return cpu
+    return f"{row['gpu_info']} (ngl {row['n_gpu_layers']}), {cpu}"
 
 
 def _is_width(row: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgellm.cli._offload import OffloadFlags
 from edgellm.cli._options import threads_or_none
 from edgellm.cli._output import Status, say, visible
 from edgellm.cli._prompt_options import prestart_helper
@@ -24,6 +25,7 @@ def load(
     overrides: dict[str, Any] | None = None,
     cache_types: tuple[str, str] = ("f16", "f16"),
     tell: Callable[[str], object] | None = None,
+    offload: OffloadFlags | None = None,
 ) -> "LLM":
     """The model, with progress and notices on stderr; with ``tell`` it gets the notices alone."""
     prestart_helper(path, template)
@@ -42,12 +44,15 @@ def load(
             type_v=cache_types[1],
             context_policy=policy,
             progress=status if tell is None else None,
+            offload=None if offload is None else offload.options,
             **(overrides or {}),
         )
     finally:
         status.clear()
     for notice in llm.notices:
         (tell or say)(visible(notice))
+    if offload is not None:
+        offload.report(llm)
     return llm
 
 

@@ -53,16 +53,6 @@ def automatic_or_positive(value: int) -> int:
     return value
 
 
-def _no_gpu(value: str) -> str:
-    if value in ("0", "auto", "-1"):
-        return value
-    if value != "all" and not value.isdecimal():
-        raise typer.BadParameter(f"{value!r} is not a number, auto or all")
-    raise typer.BadParameter(
-        "no GPU is usable, because this version has no GPU back end; 0 and auto run on the CPU"
-    )
-
-
 Model = Annotated[
     str | None,
     typer.Argument(
@@ -141,18 +131,6 @@ CpuMask = Annotated[
         metavar="HEX",
         show_default=False,
         help="CPUs the threads stay on, as a hexadecimal mask (0x3: the first two).",
-    ),
-]
-GpuLayers = Annotated[
-    str,
-    typer.Option(
-        "-ngl",
-        "--ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        envvar="EDGELLM_N_GPU_LAYERS",
-        callback=_no_gpu,
-        help="Layers on the GPU: a number, auto or all.",
     ),
 ]
 

@@ -1,11 +1,10 @@
 """Flags that say something else than the model file: rotation, and metadata by key."""
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
 from typing import Annotated, Any
 
 import typer
+
+from edgellm.cli._flags import with_flags
 
 
 def _flag(type_: Any, name: str, help: str) -> Any:
@@ -47,26 +46,6 @@ FLAGS = {
 }
 
 
-def with_overrides(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command these flags; it gets LLM's arguments as one, ``overrides``."""
-
-    @wraps(command)
-    def flagged(**given: Any) -> None:
-        values = {name: given.pop(name) for name in FLAGS}
-        command(**given, overrides=_arguments(values))
-
-    signature = inspect.signature(command)
-    own = [p for name, p in signature.parameters.items() if name != "overrides"]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in FLAGS.items()
-    ]
-    flagged.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
-    flagged.__annotations__ = {p.name: p.annotation for p in own + added}
-    del flagged.__wrapped__
-    return flagged
-
-
 def _arguments(values: dict[str, Any]) -> dict[str, Any]:
     pairs = values.pop("override_kv", None)
     given = {name: value for name, value in values.items() if value is not None}
@@ -75,3 +54,6 @@ def _arguments(values: dict[str, Any]) -> dict[str, Any]:
 
         given["kv_overrides"] = dict(parse(pair) for pair in pairs)
     return given
+
+
+with_overrides = with_flags("overrides", {k: (kind, None) for k, kind in FLAGS.items()}, _arguments)

@@ -6,6 +6,7 @@ import typer
 
 from edgellm.cli import _bench_report, _model
 from edgellm.cli._lists import numbers
+from edgellm.cli._offload import OffloadFlags, with_offload
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,
@@ -34,6 +35,7 @@ def _list(text: str) -> str:
     return text
 
 
+@with_offload
 def command(
     model_argument: Model = None,
     model: ModelFlag = None,
@@ -86,6 +88,8 @@ def command(
             "test is slower.",
         ),
     ] = None,
+    *,
+    offload: OffloadFlags,
 ) -> None:
     """Measure prefill (pp), decode (tg) and several sequences together, against the limits of
     memory and dot products measured in the same run.
@@ -111,7 +115,7 @@ def command(
     try:
         rows = bench(
             str(path), tests, repetitions, threads_or_none(threads), cpu_mask, status.on_terminal,
-            cache_type_k, cache_type_v, block_size,
+            cache_type_k, cache_type_v, block_size, offload.options,
         )  # fmt: skip
     finally:
         status.clear()

@@ -11,13 +11,13 @@ import typer
 from edgellm.api_keys import sent_key
 from edgellm.cli import _model
 from edgellm.cli._chat_model import Files, Served, Source
+from edgellm.cli._offload import OffloadFlags, with_offload
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,
     ContextPolicy,
     CpuMask,
     CtxSize,
-    GpuLayers,
     Model,
     ModelFlag,
     Threads,
@@ -54,6 +54,7 @@ def _color(value: str) -> str:
     return value
 
 
+@with_offload
 @with_overrides
 @with_sampling
 def command(
@@ -121,7 +122,6 @@ def command(
     cache_type_v: CacheTypeV = "f16",
     threads: Threads = -1,
     cpu_mask: CpuMask = None,
-    gpu_layers: GpuLayers = "auto",
     show_timings: ShowTimings = True,
     color: Annotated[
         str,
@@ -140,6 +140,7 @@ def command(
     *,
     sampling: Sampling,
     overrides: dict[str, Any],
+    offload: OffloadFlags,
 ) -> None:
     """Talk with a model. Piped input is answered once, as `edgellm run` does.
 
@@ -173,6 +174,7 @@ def command(
             cpu_mask=cpu_mask,
             overrides=overrides,
             cache_types=(cache_type_k, cache_type_v),
+            offload=offload,
         )
 
     if server is not None:

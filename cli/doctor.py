@@ -47,12 +47,22 @@ def as_text(facts: dict[str, Any]) -> str:
             for m in facts["measured"]
         ),
         ("kernel store", _store_line(store)),
-        ("GPU", ", ".join(facts["gpu"]["found"]) + " " * bool(facts["gpu"]["found"])
-         + facts["gpu"]["why"]),
+        *(("GPU", line) for line in _gpu_lines(facts["gpu"])),
     ]  # fmt: skip
     return (
         "\n".join([*columns((a, visible(b)) for a, b in rows), "", visible(facts["advice"])]) + "\n"
     )
+
+
+def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
+    if not gpu["usable"]:
+        found = f"{', '.join(gpu['found'])} is there. " if gpu["found"] else ""
+        return [found + gpu["why"]]
+    return [
+        f"{g['place']}: {g['name']}, compute capability {g['compute_capability']}, "
+        f"{size(g['free'])} of {size(g['total'])} free"
+        for g in gpu["usable"]
+    ]
 
 
 def _store_line(store: dict[str, Any]) -> str:

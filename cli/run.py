@@ -8,13 +8,13 @@ import typer
 
 from edgellm.cli import _model
 from edgellm.cli._batch import Shape, open_batch, run_batch
+from edgellm.cli._offload import OffloadFlags, with_offload
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,
     ContextPolicy,
     CpuMask,
     CtxSize,
-    GpuLayers,
     Model,
     ModelFlag,
     Threads,
@@ -47,6 +47,7 @@ def _format(value: str) -> str:
     return value
 
 
+@with_offload
 @with_overrides
 @with_sampling
 def command(
@@ -114,11 +115,11 @@ def command(
     cache_type_v: CacheTypeV = "f16",
     threads: Threads = -1,
     cpu_mask: CpuMask = None,
-    gpu_layers: GpuLayers = "auto",
     show_timings: ShowTimings = True,
     *,
     sampling: Sampling,
     overrides: dict[str, Any],
+    offload: OffloadFlags,
 ) -> None:
     """Answer one prompt: the text to stdout, everything else to stderr.
 
@@ -144,6 +145,7 @@ def command(
         run_batch(
             _model.locate(name), source, str(out), sampling.params(), shape,
             (ctx_size, threads, parallel, context_policy, cpu_mask, cache_types), overrides,
+            offload,
         )  # fmt: skip
         return
     text = _prompt(prompt_argument, prompt, file)
@@ -154,7 +156,7 @@ def command(
     params = sampling.params()
     llm = load(
         path, ctx_size, threads, chat_template, policy=context_policy, cpu_mask=cpu_mask,
-        overrides=overrides, cache_types=cache_types,
+        overrides=overrides, cache_types=cache_types, offload=offload,
     )  # fmt: skip
     with llm:
         variables = template_variables(template_arguments, reasoning)

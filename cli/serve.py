@@ -9,6 +9,7 @@ import typer
 
 from edgellm.api_keys import api_keys
 from edgellm.cli import _model
+from edgellm.cli._offload import OffloadFlags, with_offload
 from edgellm.cli._options import (
     CacheTypeK,
     CacheTypeV,
@@ -25,6 +26,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CONTEXT = 4096  # tokens that a model is taken to need room for, where no context is asked for
 
 
+@with_offload
 def command(
     model_argument: Model = None,
     model: ModelFlag = None,
@@ -163,6 +165,8 @@ def command(
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Each line of the log as a JSON object.")
     ] = False,
+    *,
+    offload: OffloadFlags,
 ) -> None:  # fmt: skip
     """Serve a model, or those of a folder, over HTTP: /v1/chat/completions, /v1/completions,
     /v1/embeddings and more; a page to chat at /.
@@ -217,7 +221,7 @@ def command(
     def load_service(name: str, path: Path) -> Service:
         llm = load(
             path, ctx_size, threads, chat_template, parallel=parallel, cpu_mask=cpu_mask,
-            tell=tell if log_json else None,
+            tell=tell if log_json else None, offload=offload,
             cache_types=(cache_type_k, cache_type_v),
             overrides={
                 "max_num_batched_tokens": max_num_batched_tokens, "prefill_share": prefill_share,

@@ -23,6 +23,7 @@ from edgellm.context import ContextTooLong
 from edgellm.cost import Cost, step_cost
 from edgellm.energy import energy_joules
 from edgellm.errors import EdgeLLMError
+from edgellm.forecast import Forecast
 from edgellm.kernels.cpu import targets
 from edgellm.kernels.cpu.cores import cpu_name
 from edgellm.kernels.cpu.kv_types import BLOCK
@@ -30,9 +31,11 @@ from edgellm.kernels.cpu.peaks import Peaks
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.llm import LLM
 from edgellm.memory import STEP_TOKENS, peak_resident_bytes, resident_bytes
+from edgellm.offload import CPU, Options
 from edgellm.quant.gguf import GGUF
 from edgellm.sampling import SamplingParams
 from edgellm.sequence import Sequence
+from edgellm.speeds import Speed, Speeds, measure_device
 from edgellm.steps import Steps, arbitrary_tokens
 
 WIDTH_STEPS = 8  # steps of a test of several sequences together
@@ -71,12 +74,11 @@ class Workload:
 
     def costs(self, llm: LLM) -> list[Cost]:
         """Of each step."""
-        program = llm.runner.program
         steps, at = [], self.n_depth
         while at < self.n_positions:
             n = min(self.n_positions - at, STEP_TOKENS) if self.n_prompt else 1
             n_out = 0 if self.n_prompt and at + n < self.n_positions else self.n_seqs
-            steps.append(step_cost(program.graph, llm.type_k, llm.type_v,
+            steps.append(step_cost(llm.graph, llm.type_k, llm.type_v,
                                    [(n, at)] * self.n_seqs, n_out))  # fmt: skip
             at += n
         return steps
@@ -112,6 +114,8 @@ class Bench:
         self._peak_bytes = peak_resident_bytes()  # of loading; our own buffer is not counted
         self._steps = Steps(llm)
         self._peaks = Peaks(llm.runner.program.team, KernelStore())
+        # of the devices that have layers: with them, limits are of all places in turn
+        self._devices = {name: measure_device(d) for name, d in llm.placement.used.items()}
         self._sequences: dict[tuple[int, int], Sequence] = {}  # by depth and number
         self._room: dict[int, int] = {}  # positions that sequences at a depth need
         self._sampled = self._joules_of_samples = 0.0
@@ -192,7 +196,8 @@ class Bench:
         self._sampled = time.perf_counter()
 
     def _shares(self, test: Workload) -> dict[str, float]:
-        """Shares of one thread's time in a step: linear, attention, other ops, waiting."""
+        """Shares of a step's time: one thread's in linear, attention, other ops and waiting, and
+        that of devices."""
         sequences = self._at(test)
         if test.n_prompt:
             self._steps.prefill(sequences[0], test.n_prompt)
@@ -200,9 +205,13 @@ class Bench:
         else:
             self._steps.decode(sequences)
             n_tokens = n_out = test.n_seqs
+        program, devices = self.llm.runner.program, self.llm.runner.devices.values()
+        before = program.seconds, sum(d.seconds for d in devices)
         profiles = [self._steps.profile(n_tokens, n_out) for _ in range(_PROFILES)]
         stages = min(profiles, key=lambda p: sum(wait + work for _, wait, work in p))
-        graph = self.llm.runner.program.graph
+        whole = program.seconds - before[0]
+        on_gpu = (sum(d.seconds for d in devices) - before[1]) / whole
+        graph = program.graph
         kinds = {op.label: op.kind for op in graph.ops}
         cycles: dict[str, float] = defaultdict(float)
         for label, waiting, working in stages:
@@ -211,7 +220,9 @@ class Bench:
             cycles[name if name in ("linear", "attention") else "other"] += working
             cycles["waiting"] += waiting
         total = sum(cycles.values()) or 1.0
-        return {k: cycles[k] / total for k in ("linear", "attention", "other", "waiting")}
+        mine = 1 - on_gpu
+        shares = {k: mine * cycles[k] / total for k in ("linear", "attention", "other", "waiting")}
+        return shares | ({"GPU": on_gpu} if devices else {})
 
     def _beside_kernels(self, temperature: float) -> float:
         """The share of a generated token's time in which no kernel runs: sampling, text and
@@ -226,6 +237,17 @@ class Bench:
         for _ in pieces:
             pass
         return 1 - (program.seconds - before) / (time.perf_counter() - started)
+
+    def _of_floors(
+        self, test: Workload, n_steps: int, seconds: float, read: float, dot: float
+    ) -> tuple[float, float]:
+        """Shares of the time that memory and that arithmetic need at least, place after place."""
+        llm = self.llm
+        speeds = Speeds({CPU: Speed(read, dot), **self._devices})
+        plan = llm.placement.plan
+        forecast = Forecast(llm.graph, plan, llm.type_k, llm.type_v, speeds)
+        memory = n_steps * forecast.step_seconds(test.n_seqs, test.n_depth)
+        return memory / seconds, forecast.dot_seconds(test.n_tokens) / seconds
 
     # ---- the report ---------------------------------------------------------------------------
 
@@ -244,6 +266,8 @@ class Bench:
         read, dot = statistics.median(samples.read), statistics.median(samples.dot)
         of_bandwidth = sum(c.n_bytes for c in costs) / seconds / read
         of_dot = sum(c.dots for c in costs) / seconds / dot
+        if self._devices:
+            of_bandwidth, of_dot = self._of_floors(test, len(costs), seconds, read, dot)
         joules = statistics.median(samples.joules) if samples.joules else 0.0
         return {
             "test": test.name,
@@ -299,6 +323,9 @@ def machine(llm: LLM) -> dict[str, Any]:
             "model_size": sum(tensor.n_bytes for tensor in tensors),
             "model_n_params": sum(math.prod(tensor.shape) for tensor in tensors),
             "n_threads": llm.n_threads,
+            "n_gpu_layers": llm.placement.plan.n_gpu_layers,
+            "gpu_info": ", ".join(d.name for d in llm.placement.used.values()),
+            "placement": llm.placement_report(),
             "type_k": llm.type_k,
             "type_v": llm.type_v,
             "kernels": {r["type"]: r["kernel"] for r in llm.report()},
@@ -309,6 +336,7 @@ def bench(
     path: str, tests: list[Workload], repetitions: int = 5, n_threads: int | None = None,
     cpu_mask: str | None = None, say: Callable[[str], None] = lambda text: None,
     type_k: str = "f16", type_v: str = "f16", block_size: int = BLOCK,
+    offload: Options | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load a model and measure it: one row for each test."""
     if not tests:
@@ -317,7 +345,7 @@ def bench(
     try:
         llm = LLM(
             path, n_threads=n_threads, cpu_mask=cpu_mask, type_k=type_k, type_v=type_v,
-            block_size=block_size, progress=say, **limits,
+            block_size=block_size, progress=say, offload=offload, **limits,
         )  # fmt: skip
     except ContextTooLong as error:
         raise EdgeLLMError(

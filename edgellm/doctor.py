@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgellm.gpus import nvidia_names, open_gpus
 from edgellm.kernels.cpu import cores, targets
 from edgellm.kernels.cpu.peaks import Peaks
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.kernels.cpu.team import Team
 from edgellm.memory import available_bytes
 
-_NVIDIA = Path("/proc/driver/nvidia/gpus")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SAMPLES = 7
 
@@ -108,30 +107,17 @@ def _is_writable(folder: Path) -> bool:
         return False
 
 
-def gpu(nvidia: Path = _NVIDIA) -> dict[str, Any]:
-    """What is there, and why it is not used."""
-    found = sorted(filter(None, map(_nvidia_name, nvidia.glob("*/information"))))
-    if found:
-        why = (
-            "is not used: this version computes on the CPU only; its GPU kernels are not there "
-            "yet, and will need the extra edgellm[cuda12] or edgellm[cuda13]"
-        )
-    elif sys.platform == "darwin":
-        why = "none is used: this version computes on the CPU only"
-    else:
-        why = "no NVIDIA GPU with a driver was found; this version computes on the CPU only"
-    return {"found": found, "used": False, "why": why}
-
-
-def _nvidia_name(information: Path) -> str:
-    try:
-        for line in information.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "Model":
-                return value.strip()
-    except OSError:
-        pass
-    return ""
+def gpu() -> dict[str, Any]:
+    """What the driver says is there, what can be used of it, and why not."""
+    devices, reason = open_gpus()
+    usable = []
+    for name, device in devices.items():
+        free, total = device.memory()
+        usable.append({
+            "place": name, "name": device.name, "free": free, "total": total,
+            "compute_capability": ".".join(map(str, device.cc)),
+        })  # fmt: skip
+    return {"found": nvidia_names(), "usable": usable, "used": bool(usable), "why": reason}
 
 
 def advice(facts: dict[str, Any]) -> str:

@@ -187,7 +187,7 @@ def advise(
     pair, ``recommended`` and ``reason``. EdgeLLMError for a text that is too short."""
     with LLM(
         path, n_ctx=n_tokens, max_num_seqs=len(PAIRS), n_threads=n_threads, cpu_mask=cpu_mask,
-        progress=say,
+        progress=say, n_gpu_layers=0,
     ) as llm:  # fmt: skip
         graph = llm.runner.program.graph
         if not graph.is_causal:

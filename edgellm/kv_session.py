@@ -82,4 +82,5 @@ def layout(llm: LLM) -> dict[str, Any]:
         "groups": groups,
         "types": [llm.type_k, llm.type_v],
         "state": runner.state_bytes,
+        "places": [llm.placement.plan.kv_place(i) for i in range(llm.config.n_layers)],
     }

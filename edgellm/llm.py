@@ -22,7 +22,7 @@ from typing import Any, Self, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm import kv_file, kv_session
+from edgellm import kv_file, kv_session, placement
 from edgellm.cache_report import CacheReport
 from edgellm.context import SINKS, fit_context
 from edgellm.cost import step_cost
@@ -43,8 +43,10 @@ from edgellm.loop import EngineError, Loop, Seat
 from edgellm.memory import STEP_TOKENS
 from edgellm.metrics import Metrics
 from edgellm.models import build_graph
+from edgellm.offload import CPU, Options
 from edgellm.overrides import Overrides
 from edgellm.overrides import apply as apply_overrides
+from edgellm.placement_report import placement_report
 from edgellm.pooling import pool, pooling_of
 from edgellm.prompts import ContextFull, Prompt, Prompts, check_positive, is_tokens
 from edgellm.quant.gguf import GGUF
@@ -76,6 +78,9 @@ class LLM:
     ``cache_tokens`` is the room for keys and values of all sequences together (None: n_ctx for each
     of max_num_seqs, as far as memory allows); what it gives away stays in ``host_cache_bytes`` of
     memory beside it for as long as that lasts. It is shared out in blocks of ``block_size`` tokens.
+    ``n_gpu_layers`` of the last layers go to the GPU, the output matrix counted as one more (None:
+    as many as fit, 0: none); ``offload`` says the rest of it (see offload.Options), and
+    ``placement`` what came of it.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -99,6 +104,8 @@ class LLM:
         cache_tokens: int | None = None,
         host_cache_bytes: int = 0,
         block_size: int = BLOCK,
+        n_gpu_layers: int | None = None,
+        offload: Options | None = None,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
@@ -124,6 +131,14 @@ class LLM:
             raise EdgeLLMError(f"context_policy must be error or ring, not {context_policy!r}.")
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise EdgeLLMError(f"The path of a model file is needed, not {path!r}.")
+        if n_gpu_layers is not None and (not isinstance(n_gpu_layers, int) or n_gpu_layers < 0):
+            raise EdgeLLMError(
+                f"n_gpu_layers must be a number of at least 0, or None for what fits, not "
+                f"{n_gpu_layers!r}."
+            )
+        self._options = offload or Options()
+        if n_gpu_layers is not None:
+            self._options = replace(self._options, n_gpu_layers=n_gpu_layers)
         samplers = [samplers] if callable(samplers) else samplers
         self._ring, self._prefix_cache = context_policy == "ring", prefix_cache
         self.type_k, self.type_v = type_k, type_v
@@ -191,11 +206,19 @@ class LLM:
             block=block_size,
             cpus=cpus,
         )
+        least = cache_tokens or n_ctx or (None if graph.is_causal else context.n_ctx)
+        n_layers = self.config.n_layers
+        placed = placement.place(graph, n_layers, limits, self._options, least)
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
         _kernels.progress = compile_progress(say)
-        self._graph = graph
+        self.graph = graph
         try:
-            self._runner = Runner(gguf, graph, limits, _kernels, weights_progress(say))
+            self._runner, self.placement = placement.load(
+                placed, self._options, graph,
+                lambda limits, offload: Runner(
+                    gguf, graph, limits, _kernels, weights_progress(say), offload
+                ),
+            )  # fmt: skip
         finally:
             _kernels.progress = None
         self.kernel_stats = {
@@ -204,7 +227,10 @@ class LLM:
             "seconds": _kernels.seconds - before[2],
         }
         self.max_num_seqs = max_num_seqs
-        self._limits = limits
+        limits = self._limits = self.placement.limits
+        if limits.n_ctx < self.max_positions:
+            self.n_ctx = self.max_positions = limits.n_ctx
+        self.notices += self.placement.plan.notes
         self._prompts = Prompts(
             self._tokenizer.result, self.n_vocab, self.max_positions, self._users,
             self.chat_template, limits.block if graph.is_recurrent else None,
@@ -218,7 +244,7 @@ class LLM:
         self.metrics = Metrics()
         runner.cache.reuse = self._prefix_cache
         # measured from the first step on; until then as many multiplications as any core manages
-        dots = step_cost(self._graph, self.type_k, self.type_v, [(1, 0)], 0).dots
+        dots = step_cost(self.graph, self.type_k, self.type_v, [(1, 0)], 0).dots
         step_time = StepTime(dots / (self.n_threads * _DOTS_PER_SECOND))
         if host_cache_bytes:
             runner.cache.use_tier(
@@ -389,12 +415,12 @@ class LLM:
     @property
     def is_encoder(self) -> bool:
         """Whether the model makes embeddings instead of text."""
-        return not self._graph.is_causal
+        return not self.graph.is_causal
 
     def embed(self, prompts: Any) -> NDArray[np.float32]:
         """What an encoder makes of a text (or token ids): float32 [n_embd] of length 1, or
         [n, n_embd] of a list of them."""
-        if self._graph.is_causal:
+        if self.graph.is_causal:
             raise EdgeLLMError(
                 f"A model of the architecture {self.config.architecture} generates text; "
                 "embeddings need an encoder, such as bert or nomic-bert."
@@ -426,6 +452,8 @@ class LLM:
         """
         if not callable(function):
             raise EdgeLLMError(f"A hook must be a function, not {function!r}.")
+        if self.placement.plan.uses_device:
+            raise EdgeLLMError("Hooks see what runs on the CPU: load the model with --ngl 0.")
         tensor = self._tensor(name)
         with self._turn():
             program = self._ready().program
@@ -451,12 +479,12 @@ class LLM:
     def _tensor(self, name: str) -> Tensor:
         """The tensor a hook names; EdgeLLMError lists what there is."""
         named = {}
-        for op in self._graph.ops:
+        for op in self.graph.ops:
             if op.kind in MATRIX_OPS:
                 named[op.weights["weight"].name.removesuffix(".weight")] = op.output
             if op.layer is not None:
                 named[f"blk.{op.layer}.resid"] = op.output  # the layer's last op stays
-        named["output"] = self._graph.output
+        named["output"] = self.graph.output
         if name not in named:
             parts = sorted({re.sub(r"^blk\.\d+\.", "blk.N.", n) for n in named})
             raise EdgeLLMError(
@@ -464,6 +492,12 @@ class LLM:
                 f"N = 0 to {self.config.n_layers - 1}."
             )
         return named[name]
+
+    def placement_report(self) -> list[str]:
+        """Lines: which layer runs where, in which types, how many bytes, and what was decided."""
+        names = {name: device.name for name, device in self.placement.used.items()}
+        plan = self.placement.plan
+        return placement_report(plan, self.graph, self.type_k, self.type_v, names)
 
     # ---- the loop ---------------------------------------------------------------------------
 
@@ -508,8 +542,9 @@ class LLM:
 
     @property
     def is_alive(self) -> bool:
-        """Whether steps can be computed: not closed, and not the copy of a forked process."""
-        return self._runner is not None and self._runner.program.team.is_alive
+        """Whether steps can be computed: not closed, not the copy of a forked process, and no
+        device failed."""
+        return self._runner is not None and self._runner.is_alive
 
     @property
     def scheduler(self) -> Scheduler:
@@ -521,15 +556,18 @@ class LLM:
         return self._ready()
 
     def report(self) -> list[dict[str, Any]]:
-        """The kernel of every matrix: tensor, type, shape, kernel, packed."""
+        """The kernel of every matrix: tensor, type, shape, place, kernel, packed."""
         rows = []
-        for op in self._graph.ops:
+        for op in self.graph.ops:
             if op.kind in MATRIX_OPS:
                 weight = op.weights["weight"]
                 kernel = linear_kernel(weight.type, targets.current(), weight.precise)
+                place = self.placement.plan.place_of(op.layer, weight.name)
+                on_cpu = place == CPU
                 rows.append(
                     {"tensor": weight.name, "type": weight.type.name, "shape": weight.shape,
-                     "kernel": kernel.name, "packed": kernel.is_packed}
+                     "place": place, "packed": kernel.is_packed or not on_cpu,
+                     "kernel": kernel.name if on_cpu else f"{weight.type.name} on {place}"}
                 )  # fmt: skip
         return rows
 
@@ -649,7 +687,7 @@ class LLM:
         return self._loop.seats
 
     def _check_generates(self) -> None:
-        if not self._graph.is_causal:
+        if not self.graph.is_causal:
             raise EdgeLLMError(
                 f"A model of the architecture {self.config.architecture} makes embeddings, not "
                 "text: use LLM.embed."

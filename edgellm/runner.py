@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.kernels.cpu.inputs import Limits
+from edgellm.kernels.cpu.inputs import AttentionGroup, Limits
 from edgellm.kernels.cpu.program import Program
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.kernels.graph import Graph, Weight
+from edgellm.kernels.rows import select_early
+from edgellm.kernels.split import Part, cpu_graph, places, split
 from edgellm.kv_cache import CacheGroup, KVCache, NoRoom
+from edgellm.kv_pools import DevicePool, HostPool, Pool
+from edgellm.offload import Plan
 from edgellm.quant.gguf import GGUF
 from edgellm.sequence import Sequence
+
+if TYPE_CHECKING:
+    from edgellm.kernels.cuda.device import Device
+    from edgellm.kernels.cuda.program import DeviceProgram
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Where layers run, and the devices that the plan names."""
+
+    plan: Plan
+    devices: Mapping[str, Device]
 
 
 @dataclass(frozen=True)
@@ -37,15 +54,31 @@ class Runner:
 
     def __init__(
         self, gguf: GGUF, graph: Graph, limits: Limits, store: KernelStore,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] | None = None, offload: Offload | None = None,
     ) -> None:  # fmt: skip
+        """``offload`` None: all layers are on the CPU."""
         self._gguf, self._limits = gguf, limits
         self._trace = os.environ.get("EDGELLM_TRACE", "") == "ops"
+        self.devices: dict[str, DeviceProgram] = {}
+        cpu_share = graph
+        if offload is not None:
+            whole = select_early(graph, ())
+            parts = split(whole, places(whole, offload.plan.place_of, offload.plan.kv_place))
+            cpu_share = cpu_graph(whole, parts)
+            self.devices = self._programs(parts, offload)
         self.program = Program(
-            graph, self._read_into, limits, store, progress, share_memory=not self._trace
-        )
+            cpu_share, self._read_into, limits, store, progress,
+            share_memory=not self._trace, devices=self.devices,
+        )  # fmt: skip
+        try:
+            for device in self.devices.values():
+                device.load(self.program.group_of, progress)
+        except BaseException:
+            self.close()
+            raise
         self._table = gguf.tensors[self.program.embedding.name]
         self._attention = list(self.program.groups.values())
+        self._pools = [self._pools_of(attention) for attention in self._attention]
         groups = [
             CacheGroup(a.shape.window, a.n_blocks, a.table, a.shape.sinks) for a in self._attention
         ]
@@ -54,33 +87,47 @@ class Runner:
             self._copy_block, limits.max_seqs,
         )  # fmt: skip
 
-    def _pools(self, group: int) -> Iterator[NDArray[np.uint8]]:
-        """Keys and values of a group's layers, [n_blocks, bytes of a block]."""
-        attention = self._attention[group]
-        sizes = attention.shape.key_block_bytes(), attention.shape.value_block_bytes()
-        for pools, size in zip((attention.keys, attention.values), sizes, strict=True):
-            for pool in pools:
-                yield pool[: attention.n_blocks * size].reshape(attention.n_blocks, size)
+    def _programs(self, parts: list[Part], offload: Offload) -> dict[str, DeviceProgram]:
+        """One for each device that has a part."""
+        from edgellm.kernels.cuda.program import DeviceProgram
+
+        used = dict.fromkeys(part.place for part in parts if part.place in offload.devices)
+        return {
+            name: DeviceProgram(
+                offload.devices[name], [part for part in parts if part.place == name],
+                self._limits, self._read_into,
+            )
+            for name in used
+        }  # fmt: skip
+
+    def _pools_of(self, attention: AttentionGroup) -> list[Pool]:
+        """Keys and values of a group's layers, on the CPU and then on the devices."""
+        shape = attention.shape
+        pools: list[Pool] = [HostPool(k, shape.key_block_bytes()) for k in attention.keys]
+        pools += [HostPool(v, shape.value_block_bytes()) for v in attention.values]
+        for program in self.devices.values():
+            for buffer, block_bytes in program.pools(attention):
+                pools.append(DevicePool(program.device, buffer, block_bytes))
+        return pools
 
     def _copy_block(self, group: int, source: int, target: int) -> None:
-        for pool in self._pools(group):
-            pool[target] = pool[source]
+        for pool in self._pools[group]:
+            pool.copy(source, target)
 
     def read_block(self, group: int, block: int) -> bytes:
         """What a block holds, of all layers of its group."""
-        return b"".join(pool[block].tobytes() for pool in self._pools(group))
+        return b"".join(pool.read(block) for pool in self._pools[group])
 
     def write_block(self, group: int, block: int, data: bytes) -> None:
         """The opposite of ``read_block``."""
         at = 0
-        for pool in self._pools(group):
-            size = pool.shape[1]
-            pool[block] = np.frombuffer(data, np.uint8, size, at)
-            at += size
+        for pool in self._pools[group]:
+            pool.write(block, data[at : at + pool.block_bytes])
+            at += pool.block_bytes
 
     def block_bytes(self, group: int) -> int:
         """Length of ``read_block``."""
-        return sum(pool.shape[1] for pool in self._pools(group))
+        return sum(pool.block_bytes for pool in self._pools[group])
 
     def read_state(self, slot: int) -> bytes:
         """The states of recurrent layers in a slot."""
@@ -125,10 +172,15 @@ class Runner:
         self._read_embeddings(tokens)
         self._describe(np.array(spans, np.int64))
         for attention in self._attention:
-            attention.plan(spans)
+            if attention.keys:  # a layer of it is on the CPU
+                attention.plan(spans)
         n_positions = max(first + n for _, n, first, _ in spans)
         for table in self.program.tables.values():
             table.fill(n_positions)
+        if self.devices:
+            is_decode = [run.sequence.n_computed >= run.sequence.n_prompt for run in runs]
+            for device in self.devices.values():
+                device.begin(spans, is_decode, inputs.out_rows[:wanted])
         with self._states(runs):
             self.program.run(row, wanted)
         if self._trace:
@@ -188,5 +240,15 @@ class Runner:
         for row, token in enumerate(tokens):
             self._gguf.read_into(self._table, token * size, out[row])
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether there can be another step."""
+        return self.program.team.is_alive and not any(d.is_broken for d in self.devices.values())
+
     def close(self) -> None:
         self.program.close()
+        self._free_devices()
+
+    def _free_devices(self) -> None:
+        for device in self.devices.values():
+            device.close()

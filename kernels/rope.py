@@ -27,7 +27,7 @@ class RopeTable:
         factors = rope.factors
         if rope.long_factors is not None and n_ctx > rope.n_ctx_short:
             factors = rope.long_factors
-        self._inverse = frequencies(rope, None if factors is None else load(factors))
+        self.inverse = frequencies(rope, None if factors is None else load(factors))
         n_rows = -(-n_ctx // _STEP) * _STEP
         self.rows: NDArray[np.float32] = np.empty((n_rows, 2 * rope.dim), np.float32)
         self._filled = 0
@@ -36,7 +36,7 @@ class RopeTable:
         """Make rows 0..n_positions-1 valid."""
         while self._filled < n_positions:
             positions = np.arange(self._filled, self._filled + _STEP, dtype=np.float64)
-            angle = positions[:, None] * self._inverse
+            angle = positions[:, None] * self.inverse
             cos, sin = np.cos(angle) * self.rope.magnitude, np.sin(angle) * self.rope.magnitude
             rows = self.rows[self._filled : self._filled + _STEP]
             if self.rope.layout == "neox":

@@ -13,12 +13,19 @@ import edgellm  # noqa: F401  before tests/ is on the path: tests/edgellm would 
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import tiny.py from any folder
 
-import tiny  # noqa: E402
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", choices=("emulated", "cuda"), default="emulated",
+        help="where tests of the CUDA back end run: on the CPU (needs g++), or on a GPU",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function (architecture, **options) -> path of a tiny model, built once for each."""
+    import tiny  # needs the gguf package, which a machine that only runs the GPU's tests may lack
+
     folder = tmp_path_factory.mktemp("tiny")
     made: dict[str, Path] = {}
 

@@ -37,6 +37,16 @@ class Limits:
     cpus: tuple[int, ...] = ()  # that the threads stay on; none: wherever the system puts them
 
 
+def pool_blocks(window: int | None, limits: Limits) -> int:
+    """Blocks of the pools of a layer with this window."""
+    if window is None:
+        return limits.n_blocks
+    # older blocks are released: window, step, two cut blocks and that of the sinks
+    most = -(-(window + limits.max_tokens) // limits.block) + 3
+    kept = _REMEMBERED * -(-window // limits.block)
+    return min(limits.n_blocks, most * limits.max_seqs + kept)
+
+
 class AttentionGroup:
     """Layers with the same heads and window: they share block tables, slots and work items.
 
@@ -49,13 +59,9 @@ class AttentionGroup:
         self.keys: list[NDArray[np.uint8]] = []  # one pool for each layer
         self.values: list[NDArray[np.uint8]] = []
         n_pieces = -(-limits.n_ctx // PIECE)
-        self.n_blocks = limits.n_blocks
+        self.n_blocks = pool_blocks(shape.window, limits)
         if shape.window is not None:
             n_pieces = min(n_pieces, -(-shape.window // PIECE) + 1) + 1  # cut at both ends; sinks
-            # older blocks are released: window, step, two cut blocks and that of the sinks
-            most = -(-(shape.window + limits.max_tokens) // shape.block) + 3
-            kept = _REMEMBERED * -(-shape.window // shape.block)
-            self.n_blocks = min(self.n_blocks, most * limits.max_seqs + kept)
         # a token is split over pieces only when its sequence brings one token: max_seqs at most
         self.slots = np.zeros(limits.max_tokens, np.int64)
         self.table = np.zeros((limits.max_seqs, -(-limits.n_ctx // shape.block)), np.int32)

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from edgellm.kernels.cpu import attention
 from edgellm.kernels.cpu.attention import AttentionShape
-from edgellm.kernels.cpu.inputs import AttentionGroup
 from edgellm.kernels.cpu.kv_types import GROUP, kv_type
 from edgellm.kernels.cpu.lower_rows import rotate
 from edgellm.kernels.cpu.lowering import Lowering, ProgramError, check_vectors
 from edgellm.kernels.cpu.stages import Argument, Buffer
-from edgellm.kernels.cpu.team import LINE
 from edgellm.kernels.graph import Op
 
 if TYPE_CHECKING:
@@ -30,13 +28,6 @@ def shape_of(p: Program, op: Op) -> AttentionShape:
     )  # fmt: skip
 
 
-def _group(p: Program, shape: AttentionShape) -> AttentionGroup:
-    if shape not in p.groups:
-        at = LINE * (2 + len(p.groups))
-        p.groups[shape] = AttentionGroup(shape, p.limits, p.inputs.counts[at : at + 1])
-    return p.groups[shape]
-
-
 def _attention(p: Program, op: Op) -> None:
     shape = shape_of(p, op)
     check_vectors(op, shape.head_dim)
@@ -44,7 +35,7 @@ def _attention(p: Program, op: Op) -> None:
     for kind, dim in ((shape.k_type, shape.head_dim), (shape.v_type, shape.v_dim)):
         if kind.has_scales and dim % GROUP:
             raise ProgramError(f"{op.label}: {kind.name} needs heads that are multiples of {GROUP}")
-    group, count = _group(p, shape), p.count(op.output)
+    group, count = p.group_of(op), p.count(op.output)
     layer = p.cache_layers.setdefault((id(op), shape), -1)
     if layer < 0:
         layer = p.cache_layers[id(op), shape] = group.add_layer()

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgellm.kernels.graph import Op
+from edgellm.kernels.graph import Op, Tensor
+from edgellm.kernels.split import Part
 
 if TYPE_CHECKING:
     from edgellm.kernels.cpu.program import Program
 
 Lowering = Callable[["Program", Op], None]
+
+
+class PartRunner(Protocol):
+    """A device that runs parts of the graph."""
+
+    def run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
+        """Compute the part for the step at hand. ``rows`` is a tensor's rows of the step in the
+        CPU's memory [n, dim]: what the part reads is there, what it writes is to be put there."""
 
 
 class ProgramError(ValueError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from edgellm.kernels.cpu.gated import columns_of_chunk, gated_blocks, lower_gate
 from edgellm.kernels.cpu.hooks import Hook, HookFunction
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits, StepInputs
 from edgellm.kernels.cpu.linear import make_linear
-from edgellm.kernels.cpu.lowering import Lowering, ProgramError
+from edgellm.kernels.cpu.lowering import Lowering, PartRunner, ProgramError
 from edgellm.kernels.cpu.memory import allocate, round_up
 from edgellm.kernels.cpu.stages import Argument, Buffer, Stages
 from edgellm.kernels.cpu.store import KernelStore
@@ -37,6 +37,7 @@ from edgellm.kernels.cpu.weights import LinearKernel, PackedWeights, ReadInto, l
 from edgellm.kernels.graph import MATRIX_OPS, Graph, Op, Rope, Rows, Tensor, Weight
 from edgellm.kernels.rope import RopeTable
 from edgellm.kernels.rows import select_early
+from edgellm.kernels.split import outputs
 
 __all__ = ["LOWERINGS", "Program", "ProgramError"]
 
@@ -50,8 +51,11 @@ class Program:
     def __init__(
         self, graph: Graph, read_into: ReadInto, limits: Limits, store: KernelStore,
         progress: Callable[[int, int], None] | None = None, share_memory: bool = True,
+        devices: Mapping[str, PartRunner] | None = None,
     ) -> None:  # fmt: skip
+        """``devices`` run the graph's parts of other places (see split)."""
         self._whole, self.limits, self.store = graph, limits, store
+        self._devices = devices or {}
         self.graph = graph  # as it is computed: see lower
         self.target = targets.current()
         self._read_into = read_into
@@ -92,7 +96,8 @@ class Program:
 
     def lower(self) -> None:
         """Ops to stages and memory; again when hooks come or go. Weights and caches stay."""
-        self.graph = select_early(self._whole, self.hooks)
+        # a graph that was split has its rows selected already
+        self.graph = self._whole if self._devices else select_early(self._whole, self.hooks)
         self._wanted = self._activations_wanted()
         self.stages = Stages()
         self.buffers: dict[Tensor, Buffer] = {}
@@ -109,9 +114,11 @@ class Program:
                 LOWERINGS.get(op.kind, _refuse)(self, op)
                 for hook in self.hooks.get(op.output, ()):
                     self._lower_hook(op, hook)
-                self._quantize_output(op.output)
+                for tensor in outputs(op):
+                    self._quantize_output(tensor)
         self._arena = self.stages.plan(self._share_memory)
         self._records, self._counters = self.stages.records(self.limits.n_threads)
+        self._walks = self.stages.walks()
         self.logits = self._view(self.graph.output)
 
     def keep_in(self, k_type: str, v_type: str) -> list[AttentionGroup]:
@@ -134,7 +141,12 @@ class Program:
         self.inputs.counts[0], self.inputs.counts[LINE] = n_tokens, n_out
         self._counters[:] = 0
         started = time.perf_counter()
-        self.team.run(self._records, profile, is_short=n_tokens <= _SHORT)
+        for first, end, behind in self._walks:
+            if end > first:
+                stamps = None if profile is None else profile[2 * first :]
+                self.team.run(self._records[first:end], stamps, is_short=n_tokens <= _SHORT)
+            if behind is not None:
+                behind()
         self.seconds += time.perf_counter() - started
         for hooks in self.hooks.values():
             for hook in hooks:
@@ -143,13 +155,13 @@ class Program:
             raise TeamError("the step was given up: the model is being closed")
 
     def profile(self, n_tokens: int, n_out: int) -> list[tuple[str, float, float]]:
-        """(label, cycles waiting, cycles working) of each stage as thread 0 saw it."""
+        """(label, cycles waiting, cycles working) of the CPU's stages as thread 0 saw them."""
         stamps = np.zeros(2 * len(self._records) + 2, np.int64)
         self.run(n_tokens, n_out, stamps)
         return [
             (s.label, float(stamps[2 * i + 1] - stamps[2 * i]),
              float(stamps[2 * i + 2] - stamps[2 * i + 1]))
-            for i, s in enumerate(self.stages.stages)
+            for i, s in enumerate(self.stages.stages) if s.run is None
         ]  # fmt: skip
 
     def values(self, tensor: Tensor, n_rows: int) -> NDArray[np.float32]:
@@ -271,8 +283,12 @@ class Program:
         return quantized(x, self._kernel_of(op.weights["weight"]).activation)
 
     def group_of(self, op: Op) -> AttentionGroup:
-        """The cache group of an attention op."""
-        return self.groups[lower_attention.shape_of(self, op)]
+        """The cache group of an attention op, wherever it runs."""
+        shape = lower_attention.shape_of(self, op)
+        if shape not in self.groups:
+            at = LINE * (2 + len(self.groups))
+            self.groups[shape] = AttentionGroup(shape, self.limits, self.inputs.counts[at : at + 1])
+        return self.groups[shape]
 
     def _linear_address(self, kernel: LinearKernel) -> int:
         return self.store.get(kernel.name, make_linear(kernel.tile))
@@ -313,12 +329,30 @@ def _linear(p: Program, op: Op) -> None:
     p.stages.parallel(op.label, kernel, args, p.stages.constant(n_chunks), 1, [x], [out])
 
 
+def _part(p: Program, op: Op) -> None:
+    """Ops of another device: the team stands still while they run."""
+    part = op.attrs["part"]
+    device, reads = p._devices[part.place], [p.buffers[t] for t in part.reads]
+    for tensor in part.writes:
+        p.buffers[tensor] = p.stages.buffer(p.rows(tensor), 4 * tensor.dim)
+
+    def rows(tensor: Tensor) -> NDArray[np.float32]:
+        n = p.inputs.counts[LINE if tensor.rows == "out" else 0]
+        return p._view(tensor)[: int(n)]
+
+    p.stages.cut(
+        f"{part.place}: {part.ops[0].label} to {part.ops[-1].label}",
+        lambda: device.run(part, rows), reads, [p.buffers[t] for t in part.writes],
+    )  # fmt: skip
+
+
 def _refuse(p: Program, op: Op) -> None:
     raise ProgramError(f"{op.label}: the CPU back end has no op {op.kind!r}")
 
 
 LOWERINGS: dict[str, Lowering] = {
     "linear": _linear,
+    "part": _part,
     **lower_rows.LOWERINGS,
     **lower_attention.LOWERINGS,
     **lower_experts.LOWERINGS,

@@ -8,6 +8,7 @@ through the whole chain while it is in cache and one-row steps need no barrier i
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,6 +62,7 @@ class Stage:
     reads: set[Buffer] = field(default_factory=set)
     writes: set[Buffer] = field(default_factory=set)
     barrier: bool = False
+    run: Callable[[], None] | None = None  # instead of calls: what the team waits for, see cut
 
 
 class Stages:
@@ -116,6 +118,22 @@ class Stages:
         read, written = {b.whole for b in reads}, {b.whole for b in writes}
         self.stages.append(Stage(label, calls, count, chunk, False, read - written, written))
 
+    def cut(
+        self, label: str, run: Callable[[], None], reads: list[Buffer], writes: list[Buffer]
+    ) -> None:
+        """Between two walks of the team: ``run`` is called when all before is done."""
+        read, written = {b.whole for b in reads}, {b.whole for b in writes}
+        self.stages.append(Stage(label, [], 0, 1, False, read, written, run=run))
+
+    def walks(self) -> list[tuple[int, int, Callable[[], None] | None]]:
+        """Runs of stages [first, end) that the team walks, and what is called behind each."""
+        found, first = [], 0
+        for i, stage in enumerate(self.stages):
+            if stage.run is not None:
+                found.append((first, i, stage.run))
+                first = i + 1
+        return [*found, (first, len(self.stages), None)]
+
     # ---- planning -----------------------------------------------------------------------------
 
     def plan(self, share_memory: bool = True) -> NDArray[np.uint8]:
@@ -147,7 +165,10 @@ class Stages:
         read: set[Buffer] = set()
         written: set[Buffer] = set()
         for i, stage in enumerate(self.stages):
-            stage.barrier = i == 0 or bool(stage.reads & written or stage.writes & (written | read))
+            is_cut = stage.run is not None or (i > 0 and self.stages[i - 1].run is not None)
+            stage.barrier = (
+                i == 0 or is_cut or bool(stage.reads & written or stage.writes & (written | read))
+            )
             if stage.barrier:
                 epoch, read, written = epoch + 1, set(), set()
             read |= stage.reads

@@ -82,8 +82,8 @@ def measured(monkeypatch, fake):
     """The command without an engine; what it was asked for."""
     seen = {}
 
-    def bench(path, tests, repetitions, n_threads, cpu_mask, say, type_k, type_v, block_size):
-        seen.update(path=path, tests=[t.name for t in tests], r=repetitions, t=n_threads)
+    def bench(path, tests, r, n_threads, cpu_mask, say, type_k, type_v, block_size, offload):
+        seen.update(path=path, tests=[t.name for t in tests], r=r, t=n_threads)
         seen.update(c=cpu_mask, types=(type_k, type_v))
         return rows()
 

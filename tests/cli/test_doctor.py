@@ -16,7 +16,7 @@ FACTS = {
                  {"threads": 4, "read_bandwidth": 5e10, "dot_peak": 4e11}],
     "kernel_store": {"place": "/k", "kernels": 3, "bytes": 1000, "all_bytes": 5000,
                      "writable": False},
-    "gpu": {"found": [], "used": False, "why": "no GPU was found"},
+    "gpu": {"found": [], "usable": [], "used": False, "why": "no GPU was found"},
     "advice": "Do this.",
 }  # fmt: skip
 
@@ -36,6 +36,16 @@ def test_text(examined, capsys):
     ):  # fmt: skip
         assert words in out
     assert out.endswith("\nDo this.\n") and err == ""
+
+
+def test_gpus_are_listed_with_their_memory(examined, capsys, monkeypatch):
+    usable = {"place": "cuda0", "name": "GPU X", "free": 10**9, "total": 8 * 10**9,
+              "compute_capability": "8.6"}  # fmt: skip
+    gpu = {"found": ["GPU X"], "usable": [usable], "used": True, "why": ""}
+    monkeypatch.setitem(FACTS, "gpu", gpu)
+    assert run(["doctor"]) == 0
+    said = "cuda0: GPU X, compute capability 8.6, 1.0 GB of 8.0 GB free"
+    assert said in capsys.readouterr().out
 
 
 def test_json(examined, capsys):

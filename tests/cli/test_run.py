@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.cli.main import run
+from edgellm.offload import ALL, Options
 
 FAKE = Path(__file__).with_name("fake_llm.py")
 
@@ -150,8 +151,8 @@ def test_prompt_sources(fake, monkeypatch):
         (["-t", "many"], ["--threads"]),
         (["--seed", "-2"], ["--seed"]),
         (["--output", "xml"], ["--output", "text or json"]),
-        (["-ngl", "99"], ["--ngl", "no GPU is usable, because"]),
-        (["-ngl", "all"], ["--ngl", "no GPU is usable, because"]),
+        (["-ts", "3;1"], ["--tensor-split", "3,1"]),
+        (["-ot", "ffn"], ["--override-tensor", "PATTERN=cpu"]),
         (["-ngl", "some"], ["--ngl", "auto"]),
         (["--stop", ""], ["stop"]),
         (["--frobnicate"], ["--frobnicate"]),
@@ -270,3 +271,17 @@ def test_flags_that_go_before_the_file_reach_the_engine(fake, refused, capsys):
     }
     capsys.readouterr()
     assert "takes KEY=TYPE:VALUE" in refused("run", "m.gguf", "Hi", "--override-kv", "a=1")
+
+
+def test_flags_of_offload_reach_the_engine(fake, monkeypatch):
+    assert run(["run", "m.gguf", "Hi"]) == 0 and fake.SEEN["offload"] == Options()
+    flags = ["-ngl", "20", "--fit-margin", "512", "-ot", r"ffn_(up|gate)=cpu,attn=cuda1",
+             "-ot", "output=cuda0", "--n-cpu-moe", "3", "-nkvo", "-ts", "3,1"]  # fmt: skip
+    assert run(["run", "m.gguf", "Hi", *flags]) == 0
+    assert fake.SEEN["offload"] == Options(
+        20, 512 << 20, ((r"ffn_(up|gate)", "cpu"), ("attn", "cuda1"), ("output", "cuda0")), 3,
+        False, (3.0, 1.0),
+    )  # fmt: skip
+    monkeypatch.setenv("EDGELLM_N_GPU_LAYERS", "all")
+    assert run(["run", "m.gguf", "Hi", "--cpu-moe"]) == 0
+    assert fake.SEEN["offload"] == Options(ALL, n_cpu_moe=ALL)

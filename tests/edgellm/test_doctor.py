@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgellm import doctor
+from edgellm.gpus import nvidia_names
 
 GOOD = {
     "cpu": {"target": "avx2", "usable_targets": ["avx2", "generic"]},
@@ -48,13 +49,18 @@ def test_one_thread_may_be_enough():
     assert "One thread reads about as fast" in doctor.advice(facts)
 
 
-def test_gpus_are_named_and_never_promised(tmp_path):
-    assert doctor.gpu(tmp_path)["found"] == []
+def test_gpus_are_named_and_said_why_they_are_not_used(tmp_path, monkeypatch):
+    assert nvidia_names(tmp_path) == []
     (tmp_path / "0000:01:00.0").mkdir()
     (tmp_path / "0000:01:00.0/information").write_text("Model: \t NVIDIA GeForce\nIRQ: 1\n")
-    found = doctor.gpu(tmp_path)
-    assert found["found"] == ["NVIDIA GeForce"] and not found["used"]
-    assert "CPU only" in found["why"]
+    assert nvidia_names(tmp_path) == ["NVIDIA GeForce"]
+    monkeypatch.setenv("EDGELLM_DEVICE", "cpu")
+    found = doctor.gpu()
+    assert not found["used"] and found["why"] == "No GPU is used: EDGELLM_DEVICE is cpu."
+    monkeypatch.setenv("EDGELLM_DEVICE", "emulated:512M,64M")
+    found = doctor.gpu()
+    assert found["used"] and [g["place"] for g in found["usable"]] == ["cuda0", "cuda1"]
+    assert [g["total"] for g in found["usable"]] == [512 << 20, 64 << 20]
 
 
 def test_huge_pages(tmp_path):

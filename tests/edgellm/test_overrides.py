@@ -24,7 +24,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rope_of(llm: LLM) -> Rope:
-    rope: Rope = next(op.attrs["rope"] for op in llm._graph.ops if op.kind == "rope")
+    rope: Rope = next(op.attrs["rope"] for op in llm.graph.ops if op.kind == "rope")
     return rope
 
 

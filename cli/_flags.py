@@ -1,0 +1,35 @@
+"""Groups of flags that several commands take as one argument."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+Command = Callable[..., None]
+
+
+def with_flags(
+    argument: str, flags: dict[str, tuple[Any, Any]], combine: Callable[[dict[str, Any]], Any]
+) -> Callable[[Command], Command]:
+    """Give a command flags (name -> annotation and default); it gets what ``combine`` makes of
+    their values as one ``argument``."""
+
+    def decorated(command: Command) -> Command:
+        @wraps(command)
+        def flagged(**given: Any) -> None:
+            values = {name: given.pop(name) for name in flags}
+            command(**given, **{argument: combine(values)})
+
+        signature = inspect.signature(command)
+        own = [p for name, p in signature.parameters.items() if name != argument]
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
+                              annotation=kind)
+            for name, (kind, default) in flags.items()
+        ]  # fmt: skip
+        flagged.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
+        flagged.__annotations__ = {p.name: p.annotation for p in own + added}
+        del flagged.__wrapped__
+        return flagged
+
+    return decorated

@@ -1,0 +1,122 @@
+"""Flags that say which layers run on a GPU; names and meanings are llama.cpp's."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgellm.cli._flags import with_flags
+from edgellm.cli._output import say, visible
+
+if TYPE_CHECKING:
+    from edgellm.llm import LLM
+
+
+def _layers(value: str) -> str:
+    if value not in ("auto", "-1", "all") and not value.isdecimal():
+        raise typer.BadParameter(f"{value!r} is not a number, auto or all")
+    return value
+
+
+def _shares(value: str | None) -> str | None:
+    try:
+        for share in (value or "").replace("/", ",").split(",") if value else ():
+            float(share)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} are no numbers such as 3,1") from None
+    return value
+
+
+def _overrides(values: list[str] | None) -> list[str] | None:
+    for value in values or ():
+        if not all(pair.rpartition("=")[0] for pair in value.split(",")):
+            raise typer.BadParameter(f"{value!r} is not PATTERN=cpu or PATTERN=cudaN")
+    return values
+
+
+FLAGS: dict[str, tuple[Any, Any]] = {
+    "gpu_layers": (Annotated[
+        str,
+        typer.Option(
+            "-ngl", "--ngl", "--gpu-layers", "--n-gpu-layers", envvar="EDGELLM_N_GPU_LAYERS",
+            callback=_layers, metavar="N|auto|all",
+            help="Last layers on the GPU, the output matrix counted as one more; auto: what fits.",
+        ),
+    ], "auto"),
+    "fit_margin": (Annotated[
+        int | None,
+        typer.Option(
+            "--fit-margin", envvar="EDGELLM_FIT_MARGIN", metavar="MIB", min=0, show_default=False,
+            help="MiB of each GPU that stay free; else a twentieth, 64 at least.",
+        ),
+    ], None),
+    "override_tensor": (Annotated[
+        list[str] | None,
+        typer.Option(
+            "-ot", "--override-tensor", metavar="PATTERN=PLACE", callback=_overrides,
+            show_default=False,
+            help="Matrices whose names match run at cpu or cudaN; the first that matches wins.",
+        ),
+    ], None),
+    "cpu_moe": (Annotated[
+        bool,
+        typer.Option("--cpu-moe", "-cmoe", envvar="EDGELLM_CPU_MOE",
+                     help="Experts stay on the CPU."),
+    ], False),
+    "n_cpu_moe": (Annotated[
+        int,
+        typer.Option("--n-cpu-moe", "-ncmoe", envvar="EDGELLM_N_CPU_MOE", min=0,
+                     help="Experts of the first so many layers stay on the CPU."),
+    ], 0),
+    "no_kv_offload": (Annotated[
+        bool,
+        typer.Option("-nkvo", "--no-kv-offload", envvar="EDGELLM_NO_KV_OFFLOAD",
+                     help="Keys and values stay on the CPU."),
+    ], False),
+    "tensor_split": (Annotated[
+        str | None,
+        typer.Option(
+            "-ts", "--tensor-split", envvar="EDGELLM_TENSOR_SPLIT", metavar="SHARES",
+            callback=_shares, show_default=False,
+            help="Shares of layers for each GPU, as 3,1; else each takes what fits.",
+        ),
+    ], None),
+    "show_placement": (Annotated[
+        bool,
+        typer.Option("--placement", help="Say which layer runs where, and how many bytes that is."),
+    ], False),
+}  # fmt: skip
+
+
+class OffloadFlags:
+    """What the flags came to: ``options`` for LLM, and whether to report."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+        self.is_shown = bool(given["show_placement"])
+
+    @property
+    def options(self) -> Any:
+        from edgellm.offload import ALL, Options
+
+        given = self._given
+        layers = given["gpu_layers"]
+        pairs = [p for value in given["override_tensor"] or () for p in value.split(",")]
+        margin, shares = given["fit_margin"], given["tensor_split"]
+        return Options(
+            n_gpu_layers={"auto": None, "-1": None, "all": ALL}.get(layers, 0)
+            if not layers.isdecimal() else int(layers),
+            fit_margin=None if margin is None else margin << 20,
+            overrides=tuple((pattern, place) for pattern, _, place in
+                            (pair.rpartition("=") for pair in pairs)),
+            n_cpu_moe=ALL if given["cpu_moe"] else given["n_cpu_moe"],
+            kv_offload=not given["no_kv_offload"],
+            tensor_split=tuple(map(float, shares.replace("/", ",").split(","))) if shares else (),
+        )  # fmt: skip
+
+    def report(self, llm: "LLM") -> None:
+        if self.is_shown:
+            for line in llm.placement_report():
+                say(visible(line))
+
+
+with_offload = with_flags("offload", FLAGS, OffloadFlags)

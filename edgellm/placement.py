@@ -1,0 +1,134 @@
+"""A model's layers onto this machine's devices: the plan that it is loaded with.
+
+Without a context being asked for, the cache is made small enough for all layers to find room on
+the GPU, if that leaves a usable one. Memory that turns out to be short is planned again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgellm.gpus import nvidia_names, open_gpus, rooms
+from edgellm.kernels.cpu.inputs import Limits
+from edgellm.kernels.graph import Graph
+from edgellm.offload import ALL, OffloadError, Options, Plan, Sizes, cpu_only
+from edgellm.runner import Offload, Runner
+
+if TYPE_CHECKING:
+    from edgellm.kernels.cuda.device import Device
+
+LEAST_CACHE = 4096  # tokens, below which layers leave the GPU rather than the cache gets smaller
+_TRIES = 4
+
+
+@dataclass(frozen=True)
+class Placement:
+    """``plan`` holds for ``limits``; ``offload`` None: nothing is on a GPU."""
+
+    plan: Plan
+    limits: Limits
+    devices: Mapping[str, Device]
+    sizes: Sizes | None = None
+
+    @property
+    def offload(self) -> Offload | None:
+        return Offload(self.plan, self.devices) if self.plan.uses_device else None
+
+    @property
+    def used(self) -> dict[str, Device]:
+        """Devices that have something of the model."""
+        taken = self.plan.taken
+        return {name: d for name, d in self.devices.items() if name in taken and taken[name].total}
+
+
+def place(
+    graph: Graph, n_layers: int, limits: Limits, options: Options, least_ctx: int | None
+) -> Placement:
+    """``least_ctx`` tokens of cache were asked for; None: any. OffloadError for options that name
+    what is not there."""
+    if options.n_gpu_layers == 0:
+        return Placement(cpu_only(n_layers), limits, {})
+    devices, reason = open_gpus()
+    if not devices and options.n_gpu_layers is not None:
+        raise OffloadError(f"No layer can go to a GPU (--ngl). {reason}")
+    if not devices:  # a GPU that is there and is not used is said so
+        return Placement(cpu_only(n_layers, reason if nvidia_names() else ""), limits, {})
+    return _planned(graph, n_layers, limits, options, least_ctx, devices)
+
+
+def _planned(
+    graph: Graph, n_layers: int, limits: Limits, options: Options, least_ctx: int | None,
+    devices: Mapping[str, Device],
+) -> Placement:  # fmt: skip
+    from edgellm.offload_sizes import device_sizes, fitted_plan
+
+    there = rooms(devices)
+    smaller = limits
+    if options.n_gpu_layers is None or options.n_gpu_layers == ALL:
+        sizes = device_sizes(graph, n_layers, limits)
+        budget = sum(room.budget(options.fit_margin) for room in there)
+        smaller = _shrunk(sizes, limits, budget, least_ctx)
+    made, sizes = fitted_plan(graph, n_layers, smaller, there, options)
+    if smaller.n_blocks < limits.n_blocks:
+        made.notes.append(
+            f"The cache has {smaller.n_blocks * smaller.block} tokens: more would not fit on the "
+            "GPU beside the weights (-c)."
+        )
+    return Placement(made, smaller, devices, sizes)
+
+
+def _shrunk(sizes: Sizes, limits: Limits, budget: int, least_ctx: int | None) -> Limits:
+    """The limits with fewer blocks of cache where all layers fit then."""
+    kv = sum(layer.kv for layer in sizes.layers)
+    if not sizes.workspace < budget < sizes.total or not kv or limits.window is not None:
+        return limits
+    least = min(least_ctx or LEAST_CACHE, limits.n_blocks * limits.block)
+    room = budget - (sizes.total - kv)
+    n_blocks = int(limits.n_blocks * room / kv) if room > 0 else 0
+    n_blocks = max(n_blocks, -(-least // limits.block))
+    if n_blocks >= limits.n_blocks:
+        return limits
+    n_ctx = min(limits.n_ctx, n_blocks * limits.block)
+    return replace(limits, n_blocks=n_blocks, n_ctx=n_ctx)
+
+
+def load(
+    placement: Placement,
+    options: Options,
+    graph: Graph,
+    make: Callable[[Limits, Offload | None], Runner],
+) -> tuple[Runner, Placement]:
+    """The model in memory, with less on the GPU each time it turns out to be full."""
+    for _ in range(_TRIES):
+        offload = placement.offload
+        if offload is None:
+            break
+        from edgellm.kernels.cuda.device import OutOfDeviceMemory
+
+        try:
+            return make(placement.limits, offload), placement
+        except OutOfDeviceMemory as error:
+            note = f"{error} Fewer layers go there."
+            margin = _more(placement, options)
+            options = replace(options, fit_margin=margin)
+            made = _planned(
+                graph, len(placement.plan.places) - 1, placement.limits, options,
+                placement.limits.n_ctx, placement.devices,
+            )  # fmt: skip
+            made.plan.notes.insert(0, note)
+            placement = made
+    if placement.offload is not None:
+        note = "The GPU has no room for this model: all layers run on the CPU."
+        placement = replace(
+            placement, plan=cpu_only(len(placement.plan.places) - 1, note), devices={}
+        )
+    return make(placement.limits, None), placement
+
+
+def _more(placement: Placement, options: Options) -> int:
+    """A margin that keeps back a tenth more of the largest device."""
+    there = rooms(placement.devices)
+    now = max(r.free - r.budget(options.fit_margin) for r in there)
+    return now + max(r.total for r in there) // 10

@@ -1,0 +1,1 @@
+"""The CUDA back end: kernels in .cu files, and devices that run them (a GPU, or the emulator)."""
