@@ -1,14 +1,16 @@
 """The GPUs of this machine, under the names that plans use: cuda0, cuda1, …
 
-A machine without CuPy pays for one look at its packages. ``EDGELLM_DEVICE`` is for tests and
+A machine without a driver pays for one look for its library. ``EDGELLM_DEVICE`` is for tests and
 developers: "cpu" opens nothing, "emulated", "emulated:512M" or "emulated:512M,64M" devices that run
 the kernels on the CPU, slowly, with so much memory each (K, M, G; 1G where none is named).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from edgellm.kernels.cuda.device import Device
 
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
+_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+)([KMG]?)")
 
@@ -36,6 +39,8 @@ def open_gpus() -> tuple[dict[str, Device], str]:
         raise EdgeLLMError(
             f"EDGELLM_DEVICE is {wanted!r}; it can be cpu, emulated or emulated:SIZE."
         )
+    if not _has_driver():  # CuPy would say so too, after half a second of importing it
+        return {}, f"No GPU is used: there is no NVIDIA driver here ({_DRIVER})."
     if find_spec("cupy") is None:
         return {}, (
             "No GPU is used: CuPy is not installed (pip install 'edgellm[cuda13]', or "
@@ -45,6 +50,14 @@ def open_gpus() -> tuple[dict[str, Device], str]:
 
     found, reason = open_devices()
     return {f"cuda{i}": device for i, device in enumerate(found)}, reason
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    return True
 
 
 def _emulated(sizes: str) -> dict[str, Device]:
