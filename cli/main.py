@@ -102,6 +102,12 @@ def run(arguments: list[str]) -> int:
             raise
         _complain(f"edgellm: {error}")
         return REFUSED
+    except RuntimeError as error:
+        code = getattr(error, "exit_code", None)  # of a GPU that failed
+        if code is None:
+            raise
+        _complain(f"edgellm: {error}")
+        return int(code)
     except OSError as error:  # a full disk under stdout, most of all
         _complain(f"edgellm: {error.filename or 'the output'}: {error.strerror or error}.")
         return REFUSED

@@ -547,6 +547,11 @@ class LLM:
         return self._runner is not None and self._runner.is_alive
 
     @property
+    def lost_device(self) -> str:
+        """See Runner."""
+        return self._runner.lost_device if self._runner is not None else ""
+
+    @property
     def scheduler(self) -> Scheduler:
         return self._loop.scheduler
 

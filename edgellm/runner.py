@@ -243,7 +243,12 @@ class Runner:
     @property
     def is_alive(self) -> bool:
         """Whether there can be another step."""
-        return self.program.team.is_alive and not any(d.is_broken for d in self.devices.values())
+        return self.program.team.is_alive and not self.lost_device
+
+    @property
+    def lost_device(self) -> str:
+        """The name of a device that failed, which this process can use no more; else nothing."""
+        return next((d.device.name for d in self.devices.values() if d.is_broken), "")
 
     def close(self) -> None:
         self.program.close()

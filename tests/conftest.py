@@ -40,6 +40,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def emulator() -> None:
+    """Skips where GPUs cannot be emulated."""
+    from edgellm.kernels.cuda.emulator import has_compiler
+
+    if not has_compiler():
+        pytest.skip("the emulated GPU needs g++")
+
+
+@pytest.fixture(scope="session")
 def vectors() -> Path:
     """The folder of independent expected values; skips where there is none."""
     folder = os.environ.get("EDGELLM_VECTORS", "")

@@ -152,6 +152,11 @@ class Models:
         return all(engine.is_alive and not engine.is_stalled for engine in engines)
 
     @property
+    def lost_device(self) -> str:
+        """A GPU that failed, which no engine of this process can use any more; else nothing."""
+        return next(filter(None, (s.engine.llm.lost_device for s in self.services)), "")
+
+    @property
     def is_ready(self) -> bool:
         """Requests are taken."""
         return self.is_alive and not self.is_draining and not self.is_starting

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from edgellm.errors import EdgeLLMError
+from edgellm.kernels.cuda.device import DeviceError
 from edgellm.server import heap
 from edgellm.server.app import make_app
 from edgellm.server.models import Models
@@ -47,7 +48,8 @@ class Settings:
 
 def serve(models: Models, settings: Settings, say: Callable[[str], None]) -> None:
     """Listen, load the model that is known first, if any, and serve until SIGTERM or Ctrl-C;
-    requests under way then have DRAIN_SECONDS to finish. EdgeLLMError when it cannot be loaded."""
+    requests under way then have DRAIN_SECONDS to finish. EdgeLLMError when it cannot be loaded,
+    DeviceError when a GPU failed."""
     heap.share()
     guard = Guard(
         keys=settings.keys, caps=settings.caps, origins=settings.origins,
@@ -97,7 +99,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._models, self._ready = models, ready
         self._first: asyncio.Task[None] | None = None
-        self.failure: Exception | None = None  # why the first model cannot be loaded
+        self.failure: Exception | None = None  # why it ends by itself
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -111,6 +113,12 @@ class _Server(uvicorn.Server):
         except Exception as error:  # its cause is what loading said
             self.failure = error.__cause__ if isinstance(error.__cause__, Exception) else error
             self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.failure is None and (lost := self._models.lost_device):
+            self.failure = DeviceError(f"{lost} failed: the server ends, a new one can use it.")
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._models.is_draining = True  # before connections are waited for

@@ -23,6 +23,8 @@ Argument: TypeAlias = "Buffer | np.int32 | np.float32 | None"
 class DeviceError(RuntimeError):
     """A device refused or failed; its message says which and what to do."""
 
+    exit_code = 3  # of a command that ends with it
+
 
 class OutOfDeviceMemory(DeviceError):
     """Memory was asked for that the device does not have."""

@@ -106,7 +106,8 @@ class DeviceProgram:
         return found
 
     def close(self) -> None:
-        self.device.synchronize()
+        if not self.is_broken:  # else nothing is under way
+            self.device.synchronize()
         self._captured.clear()
         for buffer in self._allocated:
             self.device.free(buffer)

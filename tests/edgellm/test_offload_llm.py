@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[EmulatedDevice]]:
+def gpus(monkeypatch: pytest.MonkeyPatch, emulator: None) -> Callable[..., list[EmulatedDevice]]:
     """Emulated devices that the models of the test get."""
 
     def use(*totals: int, policy: str = "lazy") -> list[EmulatedDevice]:

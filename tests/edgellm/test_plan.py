@@ -98,7 +98,9 @@ def test_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     planner.close()
 
 
-def test_the_plan_and_what_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_and_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulator: None
+) -> None:
     path = tiny.build(tmp_path / "m.gguf")
     monkeypatch.setenv("EDGELLM_DEVICE", "emulated:256M")
     devices, _ = open_gpus()

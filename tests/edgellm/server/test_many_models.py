@@ -358,11 +358,11 @@ def test_what_a_key_may_ask_for(start):
 
 
 @pytest.fixture
-def command(folder):
+def start_process():
     processes = []
 
     def begin(*arguments):
-        run = [sys.executable, "-m", "edgellm", "serve", "--port", "0", "-c", "512", *arguments]
+        run = [sys.executable, *arguments]
         processes.append(subprocess.Popen(run, stderr=subprocess.PIPE, text=True))
         return processes[-1]
 
@@ -371,6 +371,12 @@ def command(folder):
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+@pytest.fixture
+def command(start_process):
+    run = ("-m", "edgellm", "serve", "--port", "0", "-c", "512")
+    return lambda *arguments: start_process(*run, *arguments)
 
 
 def address(process):
@@ -470,6 +476,32 @@ def test_an_idle_server_rests(command, folder):
     before = sum(seen.cpu_times()[:2])
     time.sleep(4)
     assert sum(seen.cpu_times()[:2]) - before <= 0.041  # clocks of 10 ms
+
+
+LOSES_ITS_GPU = """
+from edgellm.cli.main import main
+from edgellm.kernels.cuda.device import DeviceError
+from edgellm.kernels.cuda.program import DeviceProgram
+
+def fail(self, part, step, whole=DeviceProgram._pass):
+    if step.phase == "decode":
+        raise DeviceError("cuda0 failed: illegal address.")
+    whole(self, part, step)
+
+DeviceProgram._pass = fail
+main()
+"""
+
+
+def test_a_lost_gpu_ends_the_requests_and_the_server(start_process, folder, monkeypatch, emulator):
+    monkeypatch.setenv("EDGELLM_DEVICE", "emulated")
+    arguments = ["serve", str(folder / "llama.gguf"), "--port", "0", "-c", "512", "--ngl", "all"]
+    process = start_process("-c", LOSES_ITS_GPU, *arguments)
+    answer = httpx.post(address(process) + CHAT, json={"messages": ASK, **SHORT}, timeout=60)
+    assert answer.status_code == 500
+    assert process.wait(30) == 3
+    said = process.stderr.read()
+    assert "emulated GPU failed: the server ends" in said.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
