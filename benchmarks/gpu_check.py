@@ -5,22 +5,28 @@
 A model of random weights is made on the device in the shape of an 8B llama in Q4_K_M, from one
 layer that is packed here: neither a file nor the engine is needed, so any cupy and numpy do. Rates
 are against what the same GPU reaches in a copy (bytes read and written) and in a dense float16
-product (torch or cupy, whichever has one). `--device emulated --model tiny` tries the script out.
+product (torch or cupy, whichever has one). Last the same model goes through the engine with all,
+half and none of its layers on the GPU ("ngl", see gpu_offload); that needs the engine's numba, and
+is skipped with a word without it. `--device emulated --model tiny` tries the script out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
+import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_model import FREQ_BASE, MODELS, Sizes, matrices_of_layer, random_blocks, type_of
 
 from edgellm.kernels.cuda import operations, pack, sample
 from edgellm.kernels.cuda.attention import Seen, Shape, attention, rope_store
@@ -32,29 +38,10 @@ CACHE = 256 << 20  # bytes that must pass before a matrix is read again: more th
 SAMPLE = 0.2  # seconds a measurement takes at least
 
 
-@dataclass(frozen=True)
-class Sizes:
-    n_layers: int
-    n_embd: int
-    n_ff: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    n_vocab: int
-    n_ctx: int
-    n_prompt: int
-    n_generated: int
-
-
-MODELS = {
-    "8b": Sizes(32, 4096, 14336, 32, 8, 128, 128256, 1024, 512, 128),
-    "tiny": Sizes(2, 256, 512, 4, 2, 64, 512, 128, 64, 3),
-}
-
-
 class Bench:
-    def __init__(self, device: Device, sizes: Sizes) -> None:
-        self.device, self.sizes = device, sizes
+    def __init__(self, device: Device, sizes: Sizes, path: Path | None) -> None:
+        """``path`` has the figures so far at any time, should the rest be cut off."""
+        self.device, self.sizes, self.path = device, sizes, path
         self.rng = np.random.default_rng(0)
         self.rows: list[dict[str, Any]] = []
 
@@ -82,6 +69,8 @@ class Bench:
 
     def report(self, what: str, **figures: Any) -> None:
         self.rows.append({"what": what, **figures})
+        if self.path is not None:
+            self.path.write_text(json.dumps(self.rows, indent=1))
         text = "  ".join(
             f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in figures.items()
@@ -101,14 +90,9 @@ class Bench:
         return self.put(np.zeros(shape))
 
     def packed(self, kind: str, n_in: int, n_out: int) -> np.ndarray[Any, Any]:
-        """A random matrix, its scales such that results keep the size of their input."""
+        """A random matrix."""
         of = by_name(kind)
-        blocks = self.rng.integers(0, 256, (n_out, n_in // of.block, of.bytes), np.uint8)
-        # An element is about scale * code: of 6 bit scales and 4 bit codes a few hundred * d.
-        sizes = {"q4_k": ((0, 1.5e-3), (2, 1e-2)), "q6_k": ((208, 1.2e-3),)}
-        for at, size in sizes.get(kind, ((0, 1e-2),)):
-            d = (self.rng.choice((-1, 1), blocks.shape[:2]) * size / np.sqrt(n_in)).astype("<f2")
-            blocks[..., at : at + 2] = d.view(np.uint8).reshape(*blocks.shape[:2], 2)
+        blocks = random_blocks(self.rng, kind, n_in, n_out * (n_in // of.block))
         return pack.pack(of, blocks.reshape(n_out, -1))
 
     def copies(self, data: np.ndarray[Any, Any], n: int) -> list[Buffer]:
@@ -252,6 +236,17 @@ class Bench:
             name = f"tg{s.n_generated}" + (" captured" if is_captured else "")
             self.report(name, tok_s=1 / seconds, GB_s=rate / 1e9, **{"%": 100 * rate / bandwidth})
 
+    # ---- the engine -----------------------------------------------------------------------------
+
+    def engine(self, bandwidth: float, seconds_left: Callable[[], float]) -> None:
+        """The model with all, half and none of its layers on the GPU, beside what a CPU needs."""
+        if why := why_no_engine():
+            self.report("ngl all, half, 0", skipped=why)
+            return
+        from gpu_offload import offload_rows
+
+        offload_rows(self.report, self.device, self.sizes, bandwidth, seconds_left)
+
 
 class Model:
     """Launches of a llama's step over random weights."""
@@ -260,18 +255,10 @@ class Model:
         b, s = bench, bench.sizes
         self.bench, self.sizes, self.device = bench, s, bench.device
         n_kv = s.n_kv_heads * s.head_dim
-        shapes = {
-            "q": (s.n_embd, s.n_heads * s.head_dim), "k": (s.n_embd, n_kv), "v": (s.n_embd, n_kv),
-            "o": (s.n_heads * s.head_dim, s.n_embd), "gate": (s.n_embd, s.n_ff),
-            "up": (s.n_embd, s.n_ff), "down": (s.n_ff, s.n_embd),
-        }  # fmt: skip
         self.layers: list[dict[str, Matrix]] = [{} for _ in range(s.n_layers)]
         self.n_bytes = self.n_weights = 0
-        for name, (n_in, n_out) in shapes.items():
-            # Q4_K_M gives half of the layers six bits for the values and what goes back
-            of = {
-                i: "q6_k" if name in ("v", "down") and i % 2 else "q4_k" for i in range(s.n_layers)
-            }
+        for name, (n_in, n_out) in matrices_of_layer(s).items():
+            of = {i: type_of(name, i) for i in range(s.n_layers)}
             for kind in sorted(set(of.values())):
                 layers = [i for i, k in of.items() if k == kind]
                 buffers = b.copies(b.packed(kind, n_in, n_out), len(layers))
@@ -288,7 +275,7 @@ class Model:
         ]
         self.norm = b.put(np.ones(s.n_embd))
         exponent = np.arange(0, s.head_dim, 2) / s.head_dim
-        self.frequencies = b.put(500000.0**-exponent, np.float64)
+        self.frequencies = b.put(FREQ_BASE**-exponent, np.float64)
         n = s.n_prompt
         self.x, self.y = b.floats(n, s.n_embd), b.floats(n, s.n_embd)
         self.q, self.turned, self.attended = (b.floats(n, s.n_heads * s.head_dim) for _ in range(3))
@@ -375,6 +362,24 @@ class Model:
         operations.linear(d, layer["down"], self.taken, self.y, rows, phase)
 
 
+def why_no_engine() -> str:
+    """What the engine needs and is not here; empty: nothing. It uses private calls of numba's, so
+    that other versions than pyproject.toml's are none."""
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    for needed in project["project"]["dependencies"]:
+        name, _, wanted = needed.partition("==")
+        name = re.match(r"[\w-]+", name)[0]
+        if name not in ("numba", "llvmlite", "psutil"):
+            continue
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            return f"{name} is not installed"
+        if wanted and not fnmatch(found, wanted):
+            return f"{name} is {found}, not {wanted}"
+    return ""
+
+
 def opened(kind: str) -> Device:
     if kind == "emulated":
         from edgellm.kernels.cuda.emulated import EmulatedDevice
@@ -390,24 +395,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "emulated"), default="cuda")
     parser.add_argument("--model", choices=MODELS, default="8b")
+    parser.add_argument(
+        "--seconds", type=float, default=460, help="in all; what would end later is not begun"
+    )
     parser.add_argument("--json", type=Path, help="a file for the figures")
-    options = parser.parse_args()
+    options, started = parser.parse_args(), time.perf_counter()
     device = opened(options.device)
-    bench = Bench(device, MODELS[options.model])
+    bench = Bench(device, MODELS[options.model], options.json)
     free, total = device.memory()
     bench.report(
         device.name, GiB=total / 2**30, free_GiB=free / 2**30, cc=".".join(map(str, device.cc))
     )
     bandwidth = bench.bandwidth()
     dense = bench.dense() if device.kind == "cuda" else None
-    for part in (
-        bench.launches,
-        lambda: bench.matrices(bandwidth, dense),
-        lambda: bench.model(bandwidth, dense),
-    ):
-        part()
-        if options.json:  # what is known so far, should the next part be cut off
-            options.json.write_text(json.dumps(bench.rows, indent=1))
+    bench.launches()
+    bench.matrices(bandwidth, dense)
+    bench.model(bandwidth, dense)
+    bench.engine(bandwidth, lambda: options.seconds - (time.perf_counter() - started))
 
 
 if __name__ == "__main__":
