@@ -47,6 +47,7 @@ class Steps:
 
     def prefill(self, sequence: Sequence, n_tokens: int) -> list[float]:
         """Compute the next n_tokens in steps as the engine cuts them; logits of the last only."""
+        sequence.n_prompt = sequence.n_computed + n_tokens  # a GPU has kernels for either phase
         times = []
         while n_tokens:
             n = min(n_tokens, STEP_TOKENS)
@@ -56,6 +57,8 @@ class Steps:
 
     def decode(self, sequences: list[Sequence]) -> float:
         """One step that computes the next token of each sequence, with its logits."""
+        for sequence in sequences:
+            sequence.n_prompt = min(sequence.n_prompt, sequence.n_computed)
         return self._step([Run(sequence, 1, "last") for sequence in sequences])
 
     def _step(self, runs: list[Run]) -> float:

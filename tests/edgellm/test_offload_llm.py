@@ -25,6 +25,7 @@ from edgellm.kernels.cuda.fuse import Fused
 from edgellm.offload import ALL, Options
 from edgellm.request_options import RequestOptions
 from edgellm.runner import Run
+from edgellm.steps import Steps
 
 NAMES = ("llama", "llama-moe", "gemma3", "qwen3moe", "gpt-oss", "deepseek2")
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -276,6 +277,22 @@ def test_what_cannot_be_is_said(
         assert said[2].startswith("cuda0 (emulated GPU): weights ")
     with load(path, ALL, block_size=16) as llm:
         assert "blocks of 16 tokens have no GPU kernel" in llm.notices[0]
+
+
+def test_benchmarks_time_the_kernels_of_each_phase(
+    model: Make, gpus: Callable[..., list[EmulatedDevice]]
+) -> None:
+    gpus(1 << 24)
+    with load(model("llama"), ALL) as llm:
+        numbers, steps = llm.runner.devices["cuda0"].numbers, Steps(llm)
+        sequence = steps.open(16)
+        for _ in range(2):
+            steps.prefill(sequence, 8)
+            assert [p.phase for p in numbers.passes] == ["prefill"]
+            steps.decode([sequence])
+            assert [p.phase for p in numbers.passes] == ["decode"]
+            assert steps.cut(sequence, 4)
+        steps.release(sequence)
 
 
 def test_a_device_that_fails_ends_the_requests_and_the_model(
