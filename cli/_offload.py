@@ -1,5 +1,7 @@
 """Flags that say which layers run on a GPU; names and meanings are llama.cpp's."""
 
+import math
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,25 +14,58 @@ if TYPE_CHECKING:
 
 
 def _layers(value: str) -> str:
-    if value not in ("auto", "-1", "all") and not value.isdecimal():
-        raise typer.BadParameter(f"{value!r} is not a number, auto or all")
+    layers_of(value)
     return value
+
+
+def layers_of(text: str) -> int | None:
+    """Of a number, auto or all, as Options has it."""
+    from edgellm.offload import ALL
+
+    words = {"auto": None, "-1": None, "all": ALL}
+    if text.lower() in words:
+        return words[text.lower()]
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is not a number, auto or all")
+    return int(text)
 
 
 def _shares(value: str | None) -> str | None:
-    try:
-        for share in (value or "").replace("/", ",").split(",") if value else ():
-            float(share)
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} are no numbers such as 3,1") from None
+    _numbers(value)
     return value
+
+
+def _numbers(value: str | None) -> tuple[float, ...]:
+    try:
+        shares = tuple(map(float, value.replace("/", ",").split(","))) if value else ()
+        if not all(0 <= share < math.inf for share in shares) or (shares and not sum(shares)):
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(
+            f"{value!r} are no shares such as 3,1: numbers of at least 0, not all 0"
+        ) from None
+    return shares
+
+
+_PAIR = re.compile(r"(.+?)=([A-Za-z]\w*)(?:,|$)")  # patterns may have commas
 
 
 def _overrides(values: list[str] | None) -> list[str] | None:
     for value in values or ():
-        if not all(pair.rpartition("=")[0] for pair in value.split(",")):
-            raise typer.BadParameter(f"{value!r} is not PATTERN=cpu or PATTERN=cudaN")
+        _pairs(value)
     return values
+
+
+def _pairs(value: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    at = 0
+    while at < len(value) or not found:
+        match = _PAIR.match(value, at)
+        if match is None:
+            raise typer.BadParameter(f"{value!r} is not PATTERN=cpu or PATTERN=cudaN")
+        found.append((match[1], match[2].lower()))
+        at = match.end()
+    return found
 
 
 FLAGS: dict[str, tuple[Any, Any]] = {
@@ -99,24 +134,21 @@ class OffloadFlags:
         from edgellm.offload import ALL, Options
 
         given = self._given
-        layers = given["gpu_layers"]
-        pairs = [p for value in given["override_tensor"] or () for p in value.split(",")]
-        margin, shares = given["fit_margin"], given["tensor_split"]
+        margin = given["fit_margin"]
         return Options(
-            n_gpu_layers={"auto": None, "-1": None, "all": ALL}.get(layers, 0)
-            if not layers.isdecimal() else int(layers),
+            n_gpu_layers=layers_of(given["gpu_layers"]),
             fit_margin=None if margin is None else margin << 20,
-            overrides=tuple((pattern, place) for pattern, _, place in
-                            (pair.rpartition("=") for pair in pairs)),
+            overrides=tuple(p for value in given["override_tensor"] or () for p in _pairs(value)),
             n_cpu_moe=ALL if given["cpu_moe"] else given["n_cpu_moe"],
             kv_offload=not given["no_kv_offload"],
-            tensor_split=tuple(map(float, shares.replace("/", ",").split(","))) if shares else (),
+            tensor_split=_numbers(given["tensor_split"]),
         )  # fmt: skip
 
     def report(self, llm: "LLM") -> None:
         if self.is_shown:
             for line in llm.placement_report():
-                say(visible(line))
+                if line not in llm.notices:  # said already
+                    say(visible(line))
 
 
 with_offload = with_flags("offload", FLAGS, OffloadFlags)

@@ -8,6 +8,7 @@ import typer
 from edgellm.cli import _model
 from edgellm.cli._bench_report import table
 from edgellm.cli._lists import numbers
+from edgellm.cli._offload import layers_of
 from edgellm.cli._options import Model, ModelFlag, one_of
 from edgellm.cli._output import Status, say, size, visible, write
 
@@ -21,18 +22,31 @@ def _list(text: str | None) -> str | None:
     return text
 
 
+def _layers(text: str | None) -> str | None:
+    if text is not None:
+        _each_layer(text)
+    return text
+
+
+def _each_layer(text: str) -> list[int | None]:
+    found: list[int | None] = []
+    for part in text.split(","):
+        found += numbers(part) if part[:1].isdecimal() else [layers_of(part.strip())]
+    return found
+
+
 def command(
     model_argument: Model = None,
     model: ModelFlag = None,
     contexts: Annotated[
         str | None,
         typer.Option("-c", "--ctx-size", callback=_list, show_default=False,
-                     help="Contexts in tokens; else some up to the model's."),
+                     help="Contexts in tokens (0: the model's); else some up to the model's."),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option("-ngl", "--ngl", callback=_list, show_default=False,
-                     help="Layers on the GPU; else none, half, what fits and all."),
+        typer.Option("-ngl", "--ngl", callback=_layers, show_default=False,
+                     help="Layers on the GPU: numbers, auto, all; else 0, half, auto and all."),
     ] = None,
     users: Annotated[
         int, typer.Option("--users", min=1, help="Who talk at once, each with a whole context.")
@@ -71,7 +85,8 @@ def command(
     try:
         status.clear()
         lines = planner.lines(
-            numbers(layers) if layers is not None else None, numbers(contexts) if contexts else ()
+            _each_layer(layers) if layers is not None else None,
+            [n or planner.config.n_ctx for n in numbers(contexts)] if contexts else (),
         )
         best = planner.best(lines)
         rows = []
@@ -122,8 +137,9 @@ def as_text(
             f"{place}: reads {speed.read / 1e9:.1f} GB/s, multiplies {speed.dots / 1e9:.3g} G/s"
             f"{copies}\n"
         )
-    if planner.reason:
-        said.append(planner.reason + "\n")
+    for note in dict.fromkeys([planner.reason, *(note for line in lines for note in line.notes)]):
+        if note:
+            said.append(note + "\n")
     if best is not None:
         parts = ", ".join(f"{name} {size(n)}" for name, n in best.bill.items() if n)
         said.append(f"Best (*): {parts}.\n")

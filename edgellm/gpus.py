@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,20 +38,16 @@ def open_gpus() -> tuple[dict[str, Device], str]:
         raise EdgeLLMError(
             f"EDGELLM_DEVICE is {wanted!r}; it can be cpu, emulated or emulated:SIZE."
         )
-    if not _has_driver():  # CuPy would say so too, after half a second of importing it
+    if not has_driver():  # CuPy would say so too, after half a second of importing it
         return {}, f"No GPU is used: there is no NVIDIA driver here ({_DRIVER})."
-    if find_spec("cupy") is None:
-        return {}, (
-            "No GPU is used: CuPy is not installed (pip install 'edgellm[cuda13]', or "
-            "'edgellm[cuda12]' for a driver older than CUDA 13)."
-        )
     from edgellm.kernels.cuda.device import open_devices
 
     found, reason = open_devices()
     return {f"cuda{i}": device for i, device in enumerate(found)}, reason
 
 
-def _has_driver() -> bool:
+def has_driver() -> bool:
+    """Whether there is a GPU that could be used: the driver's library is there."""
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:

@@ -103,8 +103,8 @@ def _read(file: BinaryIO, path: Path, layout: dict[str, Any]) -> Saved:
         header = json.loads(take(min(_MOST_HEADER, int.from_bytes(take(8), "little"))))
         if header["layout"] != layout:
             raise KVFileError(
-                f"{path} was saved by another model, another version of edgellm or with other "
-                "settings of the cache."
+                f"{path} was saved by another model, another version of edgellm, or with other "
+                "settings of the cache or of the GPU (--ngl)."
             )
         tokens, places = header["tokens"], header["places"]
         sizes, n_state = header["sizes"], header["state"]

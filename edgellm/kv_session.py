@@ -73,7 +73,7 @@ def _sequence(llm: LLM, tokens: list[int], salt: str) -> Sequence:
 
 def layout(llm: LLM) -> dict[str, Any]:
     """What must be the same for the bytes to mean the same."""
-    runner = llm.runner
+    runner, placed = llm.runner, llm.placement.plan
     groups = [[g.window, g.sinks, runner.block_bytes(i)] for i, g in enumerate(runner.cache.groups)]
     return {
         "model": fingerprint(llm.gguf),
@@ -82,5 +82,5 @@ def layout(llm: LLM) -> dict[str, Any]:
         "groups": groups,
         "types": [llm.type_k, llm.type_v],
         "state": runner.state_bytes,
-        "places": [llm.placement.plan.kv_place(i) for i in range(llm.config.n_layers)],
+        "places": [placed.places, placed.matrices, placed.kv_offload],  # they round differently
     }

@@ -131,11 +131,8 @@ class LLM:
             raise EdgeLLMError(f"context_policy must be error or ring, not {context_policy!r}.")
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise EdgeLLMError(f"The path of a model file is needed, not {path!r}.")
-        if n_gpu_layers is not None and (not isinstance(n_gpu_layers, int) or n_gpu_layers < 0):
-            raise EdgeLLMError(
-                f"n_gpu_layers must be a number of at least 0, or None for what fits, not "
-                f"{n_gpu_layers!r}."
-            )
+        if offload is not None and not isinstance(offload, Options):
+            raise EdgeLLMError(f"offload must be edgellm.offload.Options, not {offload!r}.")
         self._options = offload or Options()
         if n_gpu_layers is not None:
             self._options = replace(self._options, n_gpu_layers=n_gpu_layers)

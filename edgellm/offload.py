@@ -10,6 +10,7 @@ Everything here is a function of numbers; what a layer weighs is asked of ``devi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -89,6 +90,26 @@ class Options:
     n_cpu_moe: int = 0
     kv_offload: bool = True
     tensor_split: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, n in (("n_gpu_layers", self.n_gpu_layers), ("fit_margin", self.fit_margin),
+                        ("n_cpu_moe", self.n_cpu_moe)):  # fmt: skip
+            if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 0):
+                raise OffloadError(f"{name} must be a number of at least 0, not {n!r}.")
+        if not isinstance(self.overrides, tuple) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(x, str) for x in pair)
+            for pair in self.overrides
+        ):
+            raise OffloadError(
+                f"overrides must be a tuple of (pattern, place), not {self.overrides!r}."
+            )
+        shares = self.tensor_split
+        if not isinstance(shares, tuple) or not all(
+            isinstance(x, int | float) and 0 <= x < math.inf for x in shares
+        ) or (shares and not sum(shares)):  # fmt: skip
+            raise OffloadError(
+                f"tensor_split must be shares of at least 0, not all 0, as (3, 1), not {shares!r}."
+            )
 
 
 @dataclass
@@ -180,10 +201,9 @@ def _ranges(numbers: list[int]) -> str:
 
 def _check(sizes: Sizes, rooms: Sequence[Room], options: Options) -> None:
     split, names = options.tensor_split, {room.name for room in rooms}
-    if split and (len(split) > len(rooms) or min(split) < 0 or sum(split) <= 0):
+    if len(split) > len(rooms):
         raise OffloadError(
-            f"--tensor-split has {len(split)} shares for {len(rooms)} GPUs; give each at most one, "
-            "none below 0 and not all 0."
+            f"--tensor-split has {len(split)} shares, and there are {len(rooms)} GPUs."
         )
     matrices = [m.name for x in (*sizes.layers, sizes.output) for m in x.matrices]
     for pattern, place in options.overrides:
@@ -226,7 +246,11 @@ class _Placing:
         while made is None:
             n -= 1
             if n < 0:
-                raise OffloadError("What -ot sends to the GPU does not fit into its memory.")
+                there = ", ".join(f"{p}={at}" for p, at in self.options.overrides if at != CPU)
+                raise OffloadError(
+                    f"-ot {there}: that does not fit into the GPU's memory; send fewer matrices "
+                    "there, or lower --fit-margin."
+                )
             made = self._place(n, n_moe)
         if self.options.n_gpu_layers is None:
             made = self._fullest(made, n, n_moe)
@@ -281,6 +305,7 @@ class _Placing:
         """Layer -> number of the device, in the shares of --tensor-split."""
         shares, done, found = self.options.tensor_split, 0.0, {}
         bounds = [(done := done + share) / sum(shares) for share in shares]
+        bounds[-1] = 1.0
         for k, i in enumerate(chosen):
             found[i] = next(d for d, bound in enumerate(bounds) if k / len(chosen) < bound)
         return found
@@ -341,10 +366,13 @@ class _Placing:
             next((r for r in reversed(self.rooms) if self._take(made, m, r.name)), None)
 
     def _note(self, made: Plan) -> None:
+        """Devices that are too small; one that was not needed or not wanted is none."""
         for room in self.rooms:
-            if not made.taken[room.name].total:
+            budget = self.budgets[room.name]
+            wants_more = self.options.n_gpu_layers is None and CPU in made.places
+            if not made.taken[room.name].total and (wants_more or budget < self.sizes.workspace):
                 made.notes.append(
-                    f"{room.name} is not used: {room.free / 1e9:.2f} GB are free, of which "
-                    f"{self.budgets[room.name] / 1e9:.2f} GB may be taken (--fit-margin); rows "
-                    f"alone need {self.sizes.workspace / 1e9:.2f} GB."
+                    f"{room.name} is not used: {room.free / 1e6:,.1f} MB are free, of which "
+                    f"{budget / 1e6:,.1f} MB may be taken (--fit-margin); rows alone need "
+                    f"{self.sizes.workspace / 1e6:,.1f} MB."
                 )

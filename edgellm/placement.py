@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edgellm.gpus import nvidia_names, open_gpus, rooms
+from edgellm.gpus import has_driver, open_gpus, rooms
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.graph import Graph
-from edgellm.offload import ALL, OffloadError, Options, Plan, Sizes, cpu_only
+from edgellm.offload import ALL, CPU, OffloadError, Options, Plan, Sizes, cpu_only
 from edgellm.runner import Offload, Runner
 
 if TYPE_CHECKING:
@@ -49,13 +49,22 @@ def place(
     """``least_ctx`` tokens of cache were asked for; None: any. OffloadError for options that name
     what is not there."""
     if options.n_gpu_layers == 0:
+        _check_overrides(options, "--ngl 0 uses none.")
         return Placement(cpu_only(n_layers), limits, {})
     devices, reason = open_gpus()
     if not devices and options.n_gpu_layers is not None:
         raise OffloadError(f"No layer can go to a GPU (--ngl). {reason}")
     if not devices:  # a GPU that is there and is not used is said so
-        return Placement(cpu_only(n_layers, reason if nvidia_names() else ""), limits, {})
+        _check_overrides(options, reason)
+        return Placement(cpu_only(n_layers, reason if has_driver() else ""), limits, {})
     return _planned(graph, n_layers, limits, options, least_ctx, devices)
+
+
+def _check_overrides(options: Options, why: str) -> None:
+    """Without a GPU nothing can be sent to one."""
+    for pattern, place in options.overrides:
+        if place != CPU:
+            raise OffloadError(f"-ot {pattern}={place} needs a GPU. {why}")
 
 
 def _planned(

@@ -51,6 +51,7 @@ class Line:
     early_tokens_per_second: float  # as those of all, behind the prompt alone
     first_token_seconds: float  # at least
     bill: dict[str, int]
+    notes: list[str]  # of the placement
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -138,7 +139,7 @@ class Planner:
             forecast.tokens_per_second(self.users, depth) / self.users,
             forecast.tokens_per_second(self.users, depth),
             forecast.tokens_per_second(self.users, self.n_prompt),
-            forecast.first_token_seconds(min(self.n_prompt, n_ctx)), parts,
+            forecast.first_token_seconds(min(self.n_prompt, n_ctx)), parts, made.notes,
         )  # fmt: skip
 
     def _plan(self, n: int | None, limits: Limits) -> tuple[Plan, Sizes | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 # What kernels take: memory (None: the null pointer) and numbers that know their size. CuPy would
 # pass a Python int as 8 bytes and a float as a double, whatever the kernel expects.
 Argument: TypeAlias = "Buffer | np.int32 | np.float32 | None"
+
+
+_EXTRAS = "pip install 'edgellm[cuda13]', or 'edgellm[cuda12]' for a driver older than CUDA 13"
 
 
 class DeviceError(RuntimeError):
@@ -130,11 +134,10 @@ class Device(Protocol):
 
 def open_devices() -> tuple[list[Device], str]:
     """The GPUs of this machine and, when there is none to use, the reason in one sentence."""
+    if find_spec("cupy") is None:
+        return [], f"No GPU is used: CuPy is not installed ({_EXTRAS})."
     try:
         from edgellm.kernels.cuda import gpu
-    except ImportError:
-        return [], (
-            "No GPU is used: CuPy is not installed (pip install 'edgellm[cuda13]', or "
-            "'edgellm[cuda12]' for a driver older than CUDA 13)."
-        )
+    except Exception as error:  # whatever its libraries raise when they do not fit together
+        return [], f"No GPU is used: CuPy cannot be imported ({error}); again: {_EXTRAS}."
     return gpu.open_devices()

@@ -33,20 +33,26 @@ def open_devices() -> tuple[list[Device], str]:
     """See device.open_devices."""
     try:
         n = runtime.getDeviceCount()
-    except runtime.CUDARuntimeError as error:
+    except RuntimeError as error:
         return [], f"No GPU is used: CuPy finds no NVIDIA driver it can work with ({error})."
     found: list[Device] = []
-    too_old = []
+    refused = []
     for i in range(n):
-        device = CudaDevice(i)
+        try:
+            device = CudaDevice(i)
+            device.memory()
+        except RuntimeError as error:  # another process has it for itself, or has filled it
+            refused.append(f"GPU {i} cannot be used ({error})")
+            continue
         if device.cc >= OLDEST:
             found.append(device)
         else:
-            too_old.append(f"{device.name} (compute capability {device.cc[0]}.{device.cc[1]})")
+            refused.append(f"{device.name} has compute capability {device.cc[0]}.{device.cc[1]}, "
+                           "which is below 7.5")  # fmt: skip
     if found:
         return found, ""
-    if too_old:
-        return [], f"No GPU is used: {', '.join(too_old)} is older than 7.5."
+    if refused:
+        return [], f"No GPU is used: {'; '.join(refused)}."
     return [], "No GPU is used: the driver lists none (CUDA_VISIBLE_DEVICES may hide them)."
 
 
@@ -85,7 +91,7 @@ class CudaDevice:
         with self._device:
             try:
                 memory = cupy.cuda.Memory(max(n_bytes, 1))
-            except (runtime.CUDARuntimeError, cupy.cuda.memory.OutOfMemoryError) as error:
+            except (RuntimeError, cupy.cuda.memory.OutOfMemoryError) as error:
                 if getattr(error, "status", _MEMORY_ALLOCATION) != _MEMORY_ALLOCATION:
                     raise DeviceError(f"{self.name} failed: {error}") from None
                 raise OutOfDeviceMemory(self.name, n_bytes, self.memory()[0]) from None
@@ -96,12 +102,13 @@ class CudaDevice:
         buffer.memory.close()
 
     def memory(self) -> tuple[int, int]:
-        with self._device:
+        with self._device, _failures(self.name):
             free, total = runtime.memGetInfo()
         return int(free), int(total)
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        memory = cupy.cuda.alloc_pinned_memory(max(n_bytes, 1))
+        with _failures(self.name):
+            memory = cupy.cuda.alloc_pinned_memory(max(n_bytes, 1))
         return np.frombuffer(memory, np.uint8, n_bytes)
 
     # ---- copies ---------------------------------------------------------------------------------
@@ -119,7 +126,7 @@ class CudaDevice:
 
     def _copy(self, target: int, source: int, n_bytes: int, kind: int, stream: Any) -> None:
         queue = stream or self.main
-        with self._device:
+        with self._device, _failures(self.name):
             runtime.memcpyAsync(target, source, n_bytes, kind, queue.stream.ptr)
         if stream is None:
             queue.synchronize()
@@ -136,7 +143,8 @@ class CudaDevice:
             if of not in self._modules:
                 source = module(of)
                 self._modules[of] = cupy.RawModule(code=source.text, options=source.options)
-            with self._device:  # RawKernel.kernel skips RawKernel's look-up at every call
+            # RawKernel.kernel skips RawKernel's look-up at every call
+            with self._device, _failures(f"compiling kernels for {self.name}"):
                 compiled = self._modules[of].get_function(function).kernel
             self._kernels[name] = CudaKernel(compiled, self)
         return self._kernels[name]
@@ -144,7 +152,7 @@ class CudaDevice:
     @contextmanager
     def capture(self, stream: Any) -> Iterator[CudaGraph]:
         graph = CudaGraph()
-        with self._device:
+        with self._device, _failures(self.name):
             stream.stream.begin_capture()
             try:
                 yield graph
@@ -180,7 +188,8 @@ class CudaGraph:
     graph: Any = None
 
     def launch(self, stream: CudaStream) -> None:
-        self.graph.launch(stream.stream)
+        with _failures(stream.device.name):
+            self.graph.launch(stream.stream)
 
 
 class CudaStream:
@@ -188,9 +197,9 @@ class CudaStream:
         self.stream, self.device = stream, device
 
     def record(self) -> Any:
-        with self.device._device:
+        with self.device._device, _failures(self.device.name):
             event = cupy.cuda.Event(disable_timing=True)
-        event.record(self.stream)
+            event.record(self.stream)
         return event
 
     def wait(self, event: Any) -> None:
@@ -203,11 +212,13 @@ class CudaStream:
 
 @contextmanager
 def _failures(name: str) -> Iterator[None]:
-    """What a launch or a wait reports, as our error. After an illegal address the process can use
-    the GPU no more."""
+    """What CuPy reports, as our error. After an illegal address the process can use the GPU no
+    more."""
     try:
         yield
-    except (runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+    except DeviceError:
+        raise
+    except (RuntimeError, cupy.cuda.compiler.CompileException) as error:
         raise DeviceError(f"{name} failed: {error}") from None
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,17 +121,32 @@ class DeviceProgram:
     ) -> None:
         """What the step is about: runs of rows, which of them are generated tokens, whose logits
         are wanted."""
-        self.numbers.describe(spans, is_decode, out_rows, self.stream)
+        with self._watched():
+            self.numbers.describe(spans, is_decode, out_rows, self.stream)
 
     def run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
         """See PartRunner. After an error of the device nothing can be computed any more."""
         started = time.perf_counter()
-        try:
+        with self._watched():
             self._run(part, rows)
+        self.seconds += time.perf_counter() - started
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Between steps the device is at rest, also when Ctrl-C ends one: what was launched is
+        waited for, since the next step writes what it reads."""
+        try:
+            yield
         except Exception:
             self.is_broken = True
             raise
-        self.seconds += time.perf_counter() - started
+        except BaseException:
+            is_resting = False
+            while not is_resting:  # a second Ctrl-C must not leave it in mid-step
+                with suppress(KeyboardInterrupt):
+                    self.device.synchronize()
+                    is_resting = True
+            raise
 
     def _run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
         for tensor in part.reads:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,20 @@ def test_this_machine_is_examined(monkeypatch):
     assert all(m["read_bandwidth"] > 0 and m["dot_peak"] > 0 for m in facts["measured"])
     assert facts["cpu"]["target"] in facts["cpu"]["usable_targets"]
     assert facts["threads"]["default"] >= 1 and facts["advice"]
+
+
+@pytest.mark.parametrize(
+    "raised, words",
+    [
+        ("RuntimeError('no toolkit')", "CuPy cannot be imported (no toolkit)"),
+        ("ImportError('libcudart.so.13')", "CuPy cannot be imported (libcudart.so.13)"),
+    ],
+)
+def test_a_cupy_that_does_not_work_is_a_reason(tmp_path, raised, words):
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy/__init__.py").write_text(f"raise {raised}")
+    code = "from edgellm.kernels.cuda.device import open_devices; print(open_devices())"
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path},
+                          capture_output=True, text=True)  # fmt: skip
+    assert words in done.stdout, done.stderr

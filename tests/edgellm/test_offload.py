@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,16 +172,22 @@ def test_overrides_send_matrices_elsewhere_and_the_first_match_wins() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (Options(overrides=(("ffn", "cuda7"),)), "there is no cuda7; there is cpu, cuda0"),
-        (Options(overrides=(("ffn(", "cpu"),)), "no regular expression"),
-        (Options(overrides=(("nothing", "cpu"),)), "no matrix of the model is called so"),
-        (Options(tensor_split=(1.0, 2.0)), "--tensor-split has 2 shares for 1 GPUs"),
-        (Options(tensor_split=(0.0,)), "not all 0"),
+        ({"overrides": (("ffn", "cuda7"),)}, "there is no cuda7; there is cpu, cuda0"),
+        ({"overrides": (("ffn(", "cpu"),)}, "no regular expression"),
+        ({"overrides": (("nothing", "cpu"),)}, "no matrix of the model is called so"),
+        ({"tensor_split": (1.0, 2.0)}, "--tensor-split has 2 shares, and there are 1 GPUs"),
+        ({"tensor_split": (0.0,)}, "not all 0"),
+        ({"tensor_split": (math.nan, 1)}, "tensor_split must be shares"),
+        ({"tensor_split": 3}, "tensor_split must be shares"),
+        ({"n_gpu_layers": "all"}, "n_gpu_layers must be a number"),
+        ({"n_gpu_layers": True}, "n_gpu_layers must be a number"),
+        ({"fit_margin": -1}, "fit_margin must be a number"),
+        ({"overrides": ("ffn=cpu",)}, "overrides must be a tuple of (pattern, place)"),
     ],
 )
-def test_what_is_not_there_is_named(options: Options, said: str) -> None:
+def test_what_is_not_there_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OffloadError, match=".") as error:
-        plan(MODELS["llama 8B"], [Room("cuda0", GiB, GiB)], options)
+        plan(MODELS["llama 8B"], [Room("cuda0", GiB, GiB)], Options(**options))
     assert said in str(error.value)
 
 
@@ -200,7 +209,7 @@ def test_layers_without_kernels_stay_on_the_cpu_and_say_why() -> None:
 def test_a_gpu_that_is_full_is_not_used_and_the_report_says_so() -> None:
     made = plan(MODELS["llama 8B"], [Room("cuda0", 100 * MiB, 24 * GiB)])
     assert not made.uses_device
-    assert made.notes[0].startswith("cuda0 is not used: 0.10 GB are free, of which 0.00 GB")
+    assert made.notes[0].startswith("cuda0 is not used: 104.9 MB are free, of which 0.0 MB")
 
 
 def test_shares_of_several_gpus() -> None:

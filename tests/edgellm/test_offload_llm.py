@@ -279,6 +279,30 @@ def test_what_cannot_be_is_said(
         assert "blocks of 16 tokens have no GPU kernel" in llm.notices[0]
 
 
+def test_ctrl_c_in_mid_step_leaves_the_device_at_rest(
+    model: Make, gpus: Callable[..., list[EmulatedDevice]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was launched must not run within the next step, with its numbers."""
+    gpus(1 << 24)
+    with load(model("llama"), ALL) as llm:
+        rights = [c.tokens for c in llm.generate(PROMPTS, GREEDY)]
+        program = llm.runner.devices["cuda0"]
+        launch, left = program._pass, list[int]()
+
+        def interrupt(part: Any, s: Any) -> None:
+            launch(part, s)
+            left.append(len(program.stream.queue))
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(program, "_pass", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(PROMPTS, GREEDY)
+        assert left == [left[0]] and left[0] > 0
+        assert not program.stream.queue and not llm.runner.lost_device
+        assert [llm.generate(p, GREEDY).tokens for p in PROMPTS] == rights
+
+
 def test_benchmarks_time_the_kernels_of_each_phase(
     model: Make, gpus: Callable[..., list[EmulatedDevice]]
 ) -> None:
