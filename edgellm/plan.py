@@ -96,7 +96,9 @@ class Planner:
             for n_ctx in sorted(set(contexts)):
                 for n in layers:
                     line = self._line(n, n_ctx, kind)
-                    found.setdefault((line.n_gpu_layers, n_ctx, kind), line)
+                    known = found.setdefault((line.n_gpu_layers, n_ctx, kind), line)
+                    if known is not line:  # fewer layers than asked for: why
+                        known.notes.extend(line.notes)
         return list(found.values())
 
     def best(self, lines: Sequence[Line]) -> Line | None:

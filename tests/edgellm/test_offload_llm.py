@@ -298,8 +298,7 @@ def test_ctrl_c_in_mid_step_leaves_the_device_at_rest(
             patched.setattr(program, "_pass", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 llm.generate(PROMPTS, GREEDY)
-        assert left == [left[0]] and left[0] > 0
-        assert not program.stream.queue and not llm.runner.lost_device
+        assert min(left) > 0 and not program.stream.queue and not llm.runner.lost_device
         assert [llm.generate(p, GREEDY).tokens for p in PROMPTS] == rights
 
 
