@@ -10,13 +10,11 @@ from typing import Any
 
 from edgellm.gpus import nvidia_names, open_gpus
 from edgellm.kernels.cpu import cores, targets
-from edgellm.kernels.cpu.peaks import Peaks
 from edgellm.kernels.cpu.store import KernelStore
-from edgellm.kernels.cpu.team import Team
 from edgellm.memory import available_bytes
+from edgellm.speeds import measure_cpu
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_SAMPLES = 7
 
 
 def examine(say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
@@ -68,17 +66,8 @@ def memory(huge_pages: Path = _HUGE_PAGES) -> dict[str, Any]:
 
 
 def measured(n_threads: int, store: KernelStore) -> dict[str, Any]:
-    """The best of a few samples with a team of n_threads."""
-    team = Team(n_threads, store)
-    try:
-        peaks = Peaks(team, store)
-        return {
-            "threads": n_threads,
-            "read_bandwidth": max(peaks.read() for _ in range(_SAMPLES)),
-            "dot_peak": max(peaks.dot() for _ in range(_SAMPLES)),
-        }
-    finally:
-        team.close()
+    speed = measure_cpu(n_threads, store)
+    return {"threads": n_threads, "read_bandwidth": speed.read, "dot_peak": speed.dots}
 
 
 def kernel_store(place: Path | None) -> dict[str, Any]:

@@ -118,11 +118,6 @@ class Forecast:
         return total
 
 
-def kv_bytes_per_token(n_layers: int, n_kv_heads: int, head_dim: int, n_bytes: int) -> int:
-    """2 * layers * key-value heads * head dim * bytes of a number."""
-    return 2 * n_layers * n_kv_heads * head_dim * n_bytes
-
-
 def fit_prompt_curve(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     """a and b of a n + b n^2 through measured prompts, none of them negative."""
     n = np.asarray(lengths, np.float64)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from edgellm.kernels.cpu.inputs import Limits
 from edgellm.kernels.cuda import experts, program, weights
 from edgellm.kernels.cuda.attention import TILE
+from edgellm.kernels.cuda.device import ALIGNMENT
 from edgellm.kernels.cuda.lower import LOWERINGS
-from edgellm.kernels.cuda.workspace import ALIGNMENT, is_quantized, quantized_row_bytes
+from edgellm.kernels.cuda.workspace import is_quantized, quantized_row_bytes
 from edgellm.kernels.graph import MATRIX_OPS, Graph, Op
 from edgellm.kernels.rows import select_early
 from edgellm.kernels.split import CPU, Part, places, split

@@ -16,12 +16,19 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.kernels.cpu.memory import round_up
+
 # What kernels take: memory (None: the null pointer) and numbers that know their size. CuPy would
 # pass a Python int as 8 bytes and a float as a double, whatever the kernel expects.
 Argument: TypeAlias = "Buffer | np.int32 | np.float32 | None"
 
 
+ALIGNMENT = 256  # bytes, of allocations and of what lies within them
 _EXTRAS = "pip install 'edgellm[cuda13]', or 'edgellm[cuda12]' for a driver older than CUDA 13"
+
+
+def aligned(n: int) -> int:
+    return round_up(n, ALIGNMENT)
 
 
 class DeviceError(RuntimeError):

@@ -24,12 +24,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.kernels.cuda.device import Argument, Buffer, DeviceError, OutOfDeviceMemory
+from edgellm.kernels.cuda.device import (
+    Argument,
+    Buffer,
+    DeviceError,
+    OutOfDeviceMemory,
+    aligned,
+)
 from edgellm.kernels.cuda.emulator import ORDERS, EmulatedKernel, EmulatorError, Module
 from edgellm.kernels.cuda.source import Source, module, split
 
 POLICIES = ("lazy", "eager", "eager-side", "random")
-ALIGNMENT = 256  # of allocations, as on a GPU
 _PROT_NONE, _MAP_FAILED = 0, ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -262,7 +267,7 @@ class _Pinned(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 def _taken(n_bytes: int) -> int:
-    return -(-max(n_bytes, 1) // ALIGNMENT) * ALIGNMENT
+    return aligned(max(n_bytes, 1))
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from edgellm.kernels.cuda import pack
+from edgellm.kernels.cuda.operations import GATES
 from edgellm.kernels.graph import MATRIX_OPS, Op, Tensor
 from edgellm.kernels.split import Part
-
-GATED = ("swiglu", "geglu", "swiglu_clamped")
 
 
 @dataclass
@@ -62,7 +61,7 @@ def _fuse_part(part: Part, readers: dict[Tensor, list[Op]], found: Fused) -> Non
         return readers.get(tensor) == [reader] and tensor not in part.writes
 
     for op in part.ops:
-        if op.kind in GATED:
+        if op.kind in GATES:
             both = [made.get(t) for t in op.inputs]
             if _is_gate(op, both) and all(alone(t, op) for t in op.inputs):
                 found.gated[op] = both[0], both[1]  # type: ignore[assignment]

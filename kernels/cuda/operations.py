@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgellm.kernels.cuda import pack, quantized
-from edgellm.kernels.cuda.device import Buffer, Device
+from edgellm.kernels.cuda.device import ALIGNMENT, Buffer, Device
 from edgellm.quant.block import QuantType
 
 Phase = Literal["prefill", "decode"]
@@ -74,7 +74,7 @@ class Matrix:
     @property
     def units(self) -> np.int32:
         """Bytes from matrix to matrix / 256, which fit an int32."""
-        return _i(pack.packed_bytes(self.kind, self.n_in, self.n_out) // pack.ALIGNMENT)
+        return _i(pack.packed_bytes(self.kind, self.n_in, self.n_out) // ALIGNMENT)
 
 
 # ---- matrices -----------------------------------------------------------------------------------

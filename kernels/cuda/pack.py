@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.kernels.cuda.device import aligned
 from edgellm.quant.block import NumpyBlock, QuantType
 
-ALIGNMENT = 256  # bytes, of planes
 GROUP = 32
 _CHUNK = 1 << 22  # elements taken apart at a time
 
@@ -138,7 +138,7 @@ def plane_sizes(kind: QuantType, n_in: int, n_out: int) -> list[int]:
 
 def packed_bytes(kind: QuantType, n_in: int, n_out: int) -> int:
     """Bytes of a packed matrix; the matrices of several experts lie one behind the other."""
-    return sum(_aligned(n) for n in plane_sizes(kind, n_in, n_out))
+    return sum(aligned(n) for n in plane_sizes(kind, n_in, n_out))
 
 
 def pack(kind: QuantType, rows: Bytes) -> Bytes:
@@ -146,7 +146,7 @@ def pack(kind: QuantType, rows: Bytes) -> Bytes:
     n_out = len(rows)
     n_in = rows.shape[1] // kind.bytes * kind.block
     sizes = plane_sizes(kind, n_in, n_out)
-    packed = np.zeros(sum(_aligned(n) for n in sizes), np.uint8)
+    packed = np.zeros(sum(aligned(n) for n in sizes), np.uint8)
     planes = _planes(packed, sizes, n_out)
     if kind.name in FLOATS:
         planes[0][:] = rows
@@ -165,9 +165,5 @@ def _planes(packed: Bytes, sizes: Sequence[int], n_out: int) -> list[Bytes]:
     planes, at = [], 0
     for n in sizes:
         planes.append(packed[at : at + n].reshape(n_out, -1))
-        at += _aligned(n)
+        at += aligned(n)
     return planes
-
-
-def _aligned(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT

@@ -20,14 +20,13 @@ from edgellm.kernels.cpu.inputs import AttentionGroup, Limits, pool_blocks
 from edgellm.kernels.cpu.lowering import ProgramError
 from edgellm.kernels.cuda import experts, operations
 from edgellm.kernels.cuda.attention import TILE, Shape
-from edgellm.kernels.cuda.device import Buffer, Device
+from edgellm.kernels.cuda.device import Buffer, Device, aligned
 from edgellm.kernels.cuda.device import Graph as Captured
 from edgellm.kernels.cuda.fuse import fuse
 from edgellm.kernels.cuda.lower import LOWERINGS, lower_gated
 from edgellm.kernels.cuda.step import Pass, Span, StepNumbers
 from edgellm.kernels.cuda.weights import DeviceWeights, Progress, ReadInto
 from edgellm.kernels.cuda.workspace import (
-    ALIGNMENT,
     Key,
     RowLimits,
     Workspace,
@@ -298,7 +297,7 @@ def pool_bytes(op: Op, limits: Limits) -> tuple[int, int]:
     """Of an attention op's pools: keys, values; whole lines."""
     n = pool_blocks(op.attrs["window"], limits)
     keys, values = (n * size for size in block_bytes(shape_of(op, limits), limits.block))
-    return -(-keys // ALIGNMENT) * ALIGNMENT, -(-values // ALIGNMENT) * ALIGNMENT
+    return aligned(keys), aligned(values)
 
 
 def number_bytes(n_groups: int, limits: Limits) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.cuda import pack
-from edgellm.kernels.cuda.device import Buffer, Device
+from edgellm.kernels.cuda.device import Buffer, Device, aligned
 from edgellm.kernels.cuda.operations import Matrix
 from edgellm.kernels.graph import MATRIX_OPS, Op, Weight
 from edgellm.kernels.rope import RopeTable
@@ -39,7 +39,7 @@ def matrix_bytes(weight: Weight) -> int:
 
 def vector_bytes(weight: Weight) -> int:
     n = math.prod(weight.shape)
-    return _aligned(4 * n)
+    return aligned(4 * n)
 
 
 def matrices_of(ops: Iterable[Op]) -> dict[str, Weight]:
@@ -65,7 +65,7 @@ class DeviceWeights:
         self._ropes = dict.fromkeys(op.attrs["rope"] for op in ops if op.kind == "rope")
         sizes = {w.name: matrix_bytes(w) for w in self._matrices.values()}
         sizes |= {w.name: vector_bytes(w) for w in self._vectors.values()}
-        sizes |= {rope: _aligned(4 * rope.dim) for rope in self._ropes}
+        sizes |= {rope: aligned(4 * rope.dim) for rope in self._ropes}
         self.n_bytes = sum(sizes.values())
         self.memory = device.alloc(self.n_bytes)
         self._at, at = dict[object, Buffer](), 0
@@ -133,7 +133,7 @@ class DeviceWeights:
                 bounce[: len(part)] = part
                 target = matrix.at(to + first * row + at)
                 self._device.copy_to(target, bounce[: len(part)])
-            to, source = to + _aligned(size), source + _aligned(n * row)
+            to, source = to + aligned(size), source + aligned(n * row)
 
 
 def _pieces(weight: Weight) -> Iterator[_Piece]:
@@ -141,7 +141,3 @@ def _pieces(weight: Weight) -> Iterator[_Piece]:
     for i in range(n_matrices(weight)):
         for first in range(0, weight.n_out, step):
             yield weight, i, first, min(step, weight.n_out - first)
-
-
-def _aligned(n: int) -> int:
-    return -(-n // pack.ALIGNMENT) * pack.ALIGNMENT

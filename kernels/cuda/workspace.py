@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from edgellm.kernels.cuda import pack, quantized
 from edgellm.kernels.cuda.attention import Shape
-from edgellm.kernels.cuda.device import Buffer
+from edgellm.kernels.cuda.device import Buffer, aligned
 from edgellm.kernels.cuda.fuse import fuse
 from edgellm.kernels.graph import MATRIX_OPS, Op, Rope, Tensor
 from edgellm.kernels.split import Part
 
-ALIGNMENT = 256
 Key = object  # a tensor, a tensor quantized (tensor, precise), or what lives for ever
 
 
@@ -123,11 +122,7 @@ def quantized_row_bytes(x: Tensor, precise: bool) -> int:
 def groups_bytes(op: Op, n_rows: int) -> tuple[int, int]:
     """Of the order and the starts of the rows of a moe_linear op's experts (experts.Groups)."""
     n_experts = op.weights["weight"].shape[2]
-    return _aligned(4 * n_rows * op.attrs["n_used"]), _aligned(4 * (n_experts + 1))
-
-
-def _aligned(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
+    return aligned(4 * n_rows * op.attrs["n_used"]), aligned(4 * (n_experts + 1))
 
 
 def _laid_out(uses: dict[Key, _Use]) -> tuple[dict[Key, int], int]:
@@ -137,7 +132,7 @@ def _laid_out(uses: dict[Key, _Use]) -> tuple[dict[Key, int], int]:
     for key, use in sorted(uses.items(), key=lambda item: -item[1].n_bytes):
         if not use.n_bytes:
             continue
-        size, at = _aligned(use.n_bytes), 0
+        size, at = aligned(use.n_bytes), 0
         for begin, end, other in placed:  # in order of begin
             if use.first <= other.last and other.first <= use.last:
                 if at + size <= begin:

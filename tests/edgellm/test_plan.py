@@ -8,7 +8,7 @@ import architectures
 import pytest
 import tiny
 
-from edgellm.forecast import Forecast, fit_prompt_curve, kv_bytes_per_token
+from edgellm.forecast import Forecast, fit_prompt_curve
 from edgellm.gpus import open_gpus
 from edgellm.kernels.graph import Graph, Weight
 from edgellm.memory import kv_row_bytes
@@ -26,7 +26,6 @@ SPEEDS = Speeds({CPU: Speed(20e9, 200e9), "cuda0": Speed(400e9, 50e12, 20e9, 10e
     [((32, 32, 128, 2), 512 << 10), ((32, 4, 128, 2), 64 << 10), ((40, 40, 128, 2), 819_200)],
 )
 def test_bytes_of_keys_and_values(shape: tuple[int, int, int, int], expected: int) -> None:
-    assert kv_bytes_per_token(*shape) == expected
     n_layers, n_kv_heads, head_dim, _ = shape
     g = Graph()
     x = g.embed(Weight("token_embd.weight", by_name("f16"), (head_dim * n_kv_heads, 8)))
