@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli._flags import with_flags
+from edgellm.cli._options import one_of
 from edgellm.cli._output import say, visible
 
 if TYPE_CHECKING:
@@ -115,6 +116,15 @@ FLAGS: dict[str, tuple[Any, Any]] = {
             help="Shares of layers for each GPU, as 3,1; else each takes what fits.",
         ),
     ], None),
+    "stream_layers": (Annotated[
+        str,
+        typer.Option(
+            "--stream-layers", envvar="EDGELLM_STREAM_LAYERS", metavar="auto|on|off",
+            callback=one_of(("auto", "on", "off")),
+            help="Layers that do not fit run on the GPU, their weights copied for each step; auto: "
+            "where that is faster than the CPU.",
+        ),
+    ], "auto"),
     "show_placement": (Annotated[
         bool,
         typer.Option("--placement", help="Say which layer runs where, and how many bytes that is."),
@@ -142,6 +152,7 @@ class OffloadFlags:
             n_cpu_moe=ALL if given["cpu_moe"] else given["n_cpu_moe"],
             kv_offload=not given["no_kv_offload"],
             tensor_split=_numbers(given["tensor_split"]),
+            stream=given["stream_layers"],
         )  # fmt: skip
 
     def report(self, llm: "LLM") -> None:

@@ -95,7 +95,7 @@ class Runner:
         return {
             name: DeviceProgram(
                 offload.devices[name], [part for part in parts if part.place == name],
-                self._limits, self._read_into,
+                self._limits, self._read_into, offload.plan.streamed,
             )
             for name in used
         }  # fmt: skip

@@ -8,12 +8,13 @@ the CPU's share of the graph, in which every other part is one op.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from edgellm.kernels.graph import MATRIX_OPS, ROW_WISE, Graph, Op, Tensor
 
 CPU = "cpu"
+N_SLOTS = 2  # that streamed weights take turns in: one is read while the other is written
 PlaceOf = Callable[[int | None, str], str]  # (layer or None: the output's, matrix name or "")
 
 
@@ -95,6 +96,41 @@ def _in_turns(graph: Graph, at: dict[Op, str]) -> list[tuple[str, list[Op]]]:
         turns.append((place, mine))
         waiting = rest
     return turns
+
+
+def sections(part: Part, streamed: Collection[str]) -> list[Part]:
+    """A part cut so that each layer with one of these matrices stands alone: its weights come and
+    go while the others' stay. A section's reads and writes are those of the part that have to last
+    through it: what it or a later section reads, what it or an earlier one made."""
+    layers = {
+        op.layer
+        for op in part.ops
+        if op.kind in MATRIX_OPS and op.weights["weight"].name in streamed
+    }
+    if not layers:
+        return [part]
+    found = list[Part]()
+    current: int | None = None
+    for op in part.ops:
+        layer = op.layer if op.layer in layers else None
+        if not found or (layer != current and op.kind != "select"):  # which is of no layer
+            found.append(Part(part.place, []))
+            current = layer
+        found[-1].ops.append(op)
+    made = set[Tensor]()
+    for section in found:
+        made |= {op.output for op in section.ops}
+        section.writes = [t for t in part.writes if t in made]
+    needed = set[Tensor]()
+    for section in reversed(found):
+        needed |= {t for op in section.ops for t in op.inputs}
+        section.reads = [t for t in part.reads if t in needed]
+    return found
+
+
+def staging_bytes(sizes: Collection[int]) -> int:
+    """Of device memory that sections with so many bytes of streamed weights share."""
+    return min(N_SLOTS, len(sizes)) * max(sizes, default=0)
 
 
 def cpu_graph(graph: Graph, parts: list[Part]) -> Graph:

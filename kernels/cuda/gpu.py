@@ -107,9 +107,10 @@ class CudaDevice:
         return int(free), int(total)
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        with _failures(self.name):
-            memory = cupy.cuda.alloc_pinned_memory(max(n_bytes, 1))
-        return np.frombuffer(memory, np.uint8, n_bytes)
+        """Not of CuPy's pool, which takes the next power of two and keeps it."""
+        with self._device, _failures(self.name):
+            memory = cupy.cuda.PinnedMemory(max(n_bytes, 1))
+        return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, n_bytes)
 
     # ---- copies ---------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from edgellm.offload import (
     Plan,
     Room,
     Sizes,
-    plan,
 )
+from edgellm.offload_plan import plan
 
 MiB, GiB = 1 << 20, 1 << 30
 Q4, Q6 = 4.5 / 8, 6.5625 / 8  # bytes of a weight
