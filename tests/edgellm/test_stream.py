@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import on_gpus
+import pytest
 from on_gpus import GREEDY, NAMES, PROMPTS, expected, is_close, margins, write
 
 from edgellm import LLM
