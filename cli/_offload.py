@@ -125,6 +125,12 @@ FLAGS: dict[str, tuple[Any, Any]] = {
             "where that is faster than the CPU.",
         ),
     ], "auto"),
+    "strict_bits": (Annotated[
+        bool,
+        typer.Option("--strict-bits", envvar="EDGELLM_STRICT_BITS",
+                     help="Prompts take the GPU's kernels of generated tokens, slower: the same "
+                     "bits after a prefix hit or a recompute."),
+    ], False),
     "show_placement": (Annotated[
         bool,
         typer.Option("--placement", help="Say which layer runs where, and how many bytes that is."),
@@ -153,6 +159,7 @@ class OffloadFlags:
             kv_offload=not given["no_kv_offload"],
             tensor_split=_numbers(given["tensor_split"]),
             stream=given["stream_layers"],
+            strict=given["strict_bits"],
         )  # fmt: skip
 
     def report(self, llm: "LLM") -> None:

@@ -80,7 +80,8 @@ class Options:
     """``n_gpu_layers`` None: what fits. ``n_cpu_moe``: the experts of the first so many layers stay
     on the CPU. ``overrides``: (pattern of a matrix's name, where it goes). ``stream`` "on": layers
     that do not fit run on the GPU all the same, and their matrices are copied to it for each step;
-    "auto": where that is foretold to be faster than the CPU."""
+    "auto": where that is foretold to be faster than the CPU. ``strict``: prompts take the GPU's
+    kernels of generated tokens, so that it makes no bit of difference which a token was."""
 
     n_gpu_layers: int | None = None
     fit_margin: int | None = None
@@ -89,6 +90,7 @@ class Options:
     kv_offload: bool = True
     tensor_split: tuple[float, ...] = ()
     stream: Stream = "auto"
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for name, n in (("n_gpu_layers", self.n_gpu_layers), ("fit_margin", self.fit_margin),
@@ -102,6 +104,8 @@ class Options:
             raise OffloadError(
                 f"overrides must be a tuple of (pattern, place), not {self.overrides!r}."
             )
+        if not isinstance(self.strict, bool):
+            raise OffloadError(f"strict must be True or False, not {self.strict!r}.")
         if self.stream not in STREAM:
             raise OffloadError(f"stream must be auto, on or off, not {self.stream!r}.")
         shares = self.tensor_split
@@ -136,7 +140,7 @@ class Taken:
 class Plan:
     """``places`` of the layers and, last, of the output matrix; ``matrices`` that lie elsewhere
     than their layer; ``streamed`` are matrices that come to their place for each step, from the
-    host's memory; ``notes`` say what was decided and why."""
+    host's memory; ``strict`` is that of Options; ``notes`` say what was decided and why."""
 
     places: list[str]
     matrices: dict[str, str] = field(default_factory=dict)
@@ -144,6 +148,7 @@ class Plan:
     taken: dict[str, Taken] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     streamed: set[str] = field(default_factory=set)
+    strict: bool = False
 
     @property
     def uses_device(self) -> bool:

@@ -166,7 +166,8 @@ class _Placing:
         first = max(0, self.n_layers - n)
         end = self.n_layers + (has_output or n > self.n_layers)
         chosen = [i for i in range(first, end) if not self._layer(i).why]
-        made = Plan(places, kv_offload=self.options.kv_offload)
+        options = self.options
+        made = Plan(places, kv_offload=options.kv_offload, strict=options.strict)
         made.taken = {room.name: Taken() for room in self.rooms}
         by_split = self._by_split(chosen) if self.options.tensor_split else {}
         last = len(self.rooms) - 1

@@ -60,6 +60,8 @@ class Runner:
         self._gguf, self._limits = gguf, limits
         self._trace = os.environ.get("EDGELLM_TRACE", "") == "ops"
         self.devices: dict[str, DeviceProgram] = {}
+        # where every token sees the whole text, all of its rows are one pass, and nothing is reused
+        self._is_strict = offload is not None and offload.plan.strict and graph.is_causal
         cpu_share = graph
         if offload is not None:
             whole = select_early(graph, ())
@@ -178,7 +180,9 @@ class Runner:
         for table in self.program.tables.values():
             table.fill(n_positions)
         if self.devices:
-            is_decode = [run.sequence.n_computed >= run.sequence.n_prompt for run in runs]
+            is_decode = [
+                self._is_strict or run.sequence.n_computed >= run.sequence.n_prompt for run in runs
+            ]
             for device in self.devices.values():
                 device.begin(spans, is_decode, inputs.out_rows[:wanted])
         with self._states(runs):
