@@ -94,13 +94,16 @@ class Runner:
         from edgellm.kernels.cuda.program import DeviceProgram
 
         used = dict.fromkeys(part.place for part in parts if part.place in offload.devices)
-        return {
+        made = {
             name: DeviceProgram(
                 offload.devices[name], [part for part in parts if part.place == name],
                 self._limits, self._read_into, offload.plan.streamed,
             )
             for name in used
         }  # fmt: skip
+        for program in made.values():
+            program.peers = made
+        return made
 
     def _pools_of(self, attention: AttentionGroup) -> list[Pool]:
         """Keys and values of a group's layers, on the CPU and then on the devices."""

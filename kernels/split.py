@@ -2,8 +2,8 @@
 
 Every op is assigned to a place: "cpu" or the name of a device. Ops of one place that follow each
 other, or can be moved together because nothing in between needs them, are a *part*. What a part
-reads of another place's is copied when the part begins, through the CPU's memory: ``cpu_graph`` is
-the CPU's share of the graph, in which every other part is one op.
+reads of another place's is copied when the part begins: ``cpu_graph`` is the CPU's share of the
+graph, in which every other part is one op.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ PlaceOf = Callable[[int | None, str], str]  # (layer or None: the output's, matr
 
 @dataclass(eq=False)
 class Part:
-    """Ops in order, the tensors they read of other places, and those that other places read."""
+    """Ops in order, the tensors they read of other places, and those that other places read:
+    ``peers`` are the devices that reads come from, ``to_cpu`` the writes that the CPU reads."""
 
     place: str
     ops: list[Op]
     reads: list[Tensor] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
+    peers: dict[Tensor, str] = field(default_factory=dict)
+    to_cpu: list[Tensor] = field(default_factory=list)
 
 
 def places(graph: Graph, place_of: PlaceOf, kv_place: Callable[[int], str]) -> dict[Op, str]:
@@ -76,6 +79,8 @@ def split(graph: Graph, at: dict[Op, str]) -> list[Part]:
         part.writes = [
             op.output for op in part.ops if readers.get(op.output, set()) - {part.place}
         ]  # fmt: skip
+        part.peers = {t: made[t].place for t in part.reads if made[t].place != CPU}
+        part.to_cpu = [t for t in part.writes if CPU in readers[t]]
     return parts
 
 

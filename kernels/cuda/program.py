@@ -1,7 +1,8 @@
 """The CUDA back end: a device's parts of a graph, as launches on its stream.
 
-A part begins with what it reads of the CPU's memory and ends with what the CPU reads of it, which
-is the only wait: where all layers are on one device, once a step. Generated tokens are launched as
+A part begins with what it reads of the CPU's memory or of another device, which is copied from
+there, and ends with what the CPU reads of it, which is the only wait: where all layers are on
+devices, once a step. Generated tokens are launched as
 a captured graph, one for each section and each power of two of rows; prompts launch by launch.
 Copies go through pinned memory on the stream. A part is one section, or several where weights are
 streamed: a section's weights are copied once a step, whatever goes through it.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -64,6 +65,7 @@ class DeviceProgram:
         self.fused = fuse(self.sections)
         self._late = {"prefill": self.fused.late, "decode": self.fused.late_if_decoded}
         self.stream = device.main
+        self.peers: Mapping[str, DeviceProgram] = {}  # by place; whoever makes several tells them
         self._read_into, self._allocated = read_into, list[Buffer]()
         self._captured: OrderedDict[tuple[int, int, int], Captured | None] = OrderedDict()
         self._done: set[Key] = set()  # what the running pass has made already
@@ -99,7 +101,9 @@ class DeviceProgram:
         self.buffers = layout.place(memory)
         self.numbers = StepNumbers(device, limits, groups, n_decode(limits))
         self._allocated.append(self.numbers.memory)
-        crossing = dict.fromkeys(t for part in self.parts for t in (*part.reads, *part.writes))
+        crossing = dict.fromkeys(
+            t for part in self.parts for t in (*part.reads, *part.to_cpu) if t not in part.peers
+        )
         self._host = {
             t: device.pinned(4 * row_limits(limits).of(t) * t.dim)
             .view(np.float32).reshape(-1, t.dim)
@@ -131,6 +135,7 @@ class DeviceProgram:
         """What the step is about: runs of rows, which of them are generated tokens, whose logits
         are wanted."""
         with self._watched():
+            self.stream.synchronize()  # of a step that was interrupted something may be left
             self.numbers.describe(spans, is_decode, out_rows, self.stream)
 
     def run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
@@ -158,7 +163,11 @@ class DeviceProgram:
             raise
 
     def _run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
+        for tensor, place in part.peers.items():
+            self._fetch(tensor, self.peers[place], len(rows(tensor)))
         for tensor in part.reads:
+            if tensor in part.peers:
+                continue
             source, order = rows(tensor), self._order(tensor)
             staged = self._host[tensor][: len(source)]
             staged[:] = source if order is None else source[order]
@@ -169,14 +178,28 @@ class DeviceProgram:
             for s in self.numbers.passes:
                 self._pass(section, s)
             self.staging.leave(section, self.stream)
-        for tensor in part.writes:
+        for tensor in part.to_cpu:
             staged = self._host[tensor][: len(rows(tensor))]
             if len(staged):
                 self.device.copy_from(self.buffers[tensor], staged, self.stream)
-        self.stream.synchronize()
-        for tensor in part.writes:
+        if part.to_cpu:
+            self.stream.synchronize()
+        for tensor in part.to_cpu:
             target, order = rows(tensor), self._order(tensor)
             target[slice(None) if order is None else order] = self._host[tensor][: len(target)]
+
+    def _fetch(self, tensor: Tensor, peer: DeviceProgram, n_rows: int) -> None:
+        """Rows that another device made, which lie there in the same order: after they are made,
+        and before their memory is used for something else (which of two devices the second would
+        not do anyway: its next part waits for the first; of three it might)."""
+        n_bytes = 4 * n_rows * tensor.dim
+        if not n_bytes:
+            return
+        self.stream.wait(peer.stream.record())
+        self.device.copy_from_peer(
+            self.buffers[tensor], peer.device, peer.buffers[tensor], n_bytes, self.stream
+        )
+        peer.stream.wait(self.stream.record())
 
     def _order(self, tensor: Tensor) -> NDArray[np.int64] | None:
         return self.numbers.out_order if tensor.rows == "out" else self.numbers.order
