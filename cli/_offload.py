@@ -162,6 +162,16 @@ class OffloadFlags:
             strict=given["strict_bits"],
         )  # fmt: skip
 
+    def say_unused(self, why: str) -> None:
+        """That flags which were given have no effect."""
+        given = [
+            next(name for name in FLAGS[key][0].__metadata__[0].param_decls if name[:2] == "--")
+            for key, value in self._given.items()
+            if value not in (FLAGS[key][1], [])
+        ]
+        if given:
+            say(f"{why}: {', '.join(given)} changes nothing.")
+
     def report(self, llm: "LLM") -> None:
         if self.is_shown:
             for line in llm.placement_report():

@@ -38,11 +38,10 @@ def device_sizes(graph: Graph, n_layers: int, limits: Limits) -> Sizes:
 
 
 def fitted_plan(
-    graph: Graph, n_layers: int, limits: Limits, rooms: Sequence[Room], options: Options
-) -> tuple[Plan, Sizes]:
+    graph: Graph, sizes: Sizes, limits: Limits, rooms: Sequence[Room], options: Options
+) -> Plan:
     """A plan with the room that its own rows need: a plan decides what they are, and they what is
-    left for layers, so it is made again until they agree."""
-    sizes = device_sizes(graph, n_layers, limits)
+    left for layers, so it is made again until they agree. ``sizes``: the graph's device_sizes."""
     whole = select_early(graph, ())
     best: tuple[int, Plan] | None = None
     for _ in range(_MOST_TRIES):
@@ -66,7 +65,7 @@ def fitted_plan(
         needed = {name: device_rows(whole, made, limits, name) for name in made.taken}
         if all(needed[name] <= taken.workspace for name, taken in made.taken.items()):
             best = 0, made
-    return best[1], sizes
+    return best[1]
 
 
 def device_rows(whole: Graph, made: Plan, limits: Limits, name: str) -> int:

@@ -31,7 +31,6 @@ class Placement:
     plan: Plan
     limits: Limits
     devices: Mapping[str, Device]
-    sizes: Sizes | None = None
 
     @property
     def offload(self) -> Offload | None:
@@ -49,6 +48,17 @@ def place(
 ) -> Placement:
     """``least_ctx`` tokens of cache were asked for; None: any. OffloadError for options that name
     what is not there."""
+    placed = _placed(graph, n_layers, limits, options, least_ctx)
+    if options.n_cpu_moe and not any(op.kind == "moe_linear" for op in graph.ops):
+        placed.plan.notes.append(
+            "The model has no experts that could stay on the CPU (--cpu-moe, --n-cpu-moe)."
+        )
+    return placed
+
+
+def _placed(
+    graph: Graph, n_layers: int, limits: Limits, options: Options, least_ctx: int | None
+) -> Placement:
     if options.n_gpu_layers == 0:
         _check_needs(options, "--ngl 0 uses none.")
         return Placement(cpu_only(n_layers), limits, {})
@@ -76,15 +86,16 @@ def _planned(
 ) -> Placement:  # fmt: skip
     from edgellm.offload_sizes import device_sizes, fitted_plan
 
-    there = rooms(devices)
-    smaller = limits
+    there, smaller = rooms(devices), limits
+    sizes = device_sizes(graph, n_layers, limits)
     if options.n_gpu_layers is None or options.n_gpu_layers == ALL:
-        sizes = device_sizes(graph, n_layers, limits)
         budget = sum(room.budget(options.fit_margin) for room in there)
         smaller = _shrunk(sizes, limits, budget, least_ctx)
-    made, sizes = fitted_plan(graph, n_layers, smaller, there, options)
+        if smaller is not limits:
+            sizes = device_sizes(graph, n_layers, smaller)
+    made = fitted_plan(graph, sizes, smaller, there, options)
     if options.stream == "auto" and CPU in (*made.places, *made.matrices.values()):
-        streamed, _ = fitted_plan(graph, n_layers, smaller, there, replace(options, stream="on"))
+        streamed = fitted_plan(graph, sizes, smaller, there, replace(options, stream="on"))
         if streamed.streamed and _is_faster(streamed, made, graph, smaller, devices):
             made = streamed
     if smaller.n_blocks < limits.n_blocks:
@@ -92,7 +103,7 @@ def _planned(
             f"The cache has {smaller.n_blocks * smaller.block} tokens: more would not fit on the "
             "GPU beside the weights (-c)."
         )
-    return Placement(made, smaller, devices, sizes)
+    return Placement(made, smaller, devices)
 
 
 def _is_faster(

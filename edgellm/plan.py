@@ -36,6 +36,7 @@ TYPES = ("f16", "q8_0", "q4_0")
 _WORTH = {"f16": 1.0, "q8_0": 0.9, "q4_0": 0.8}  # a smaller cache has to be faster by this
 STREAMED: tuple[Stream, ...] = ("off", "on")
 _TIMES = 4  # that a prompt is measured
+_LEAST_CHECKED = 32  # tokens of context
 _CHECKED = (64, 128, 256)  # tokens of prompts; the last is foretold from the others
 
 
@@ -78,7 +79,7 @@ class Planner:
             devices, self.reason = open_gpus()
         self.devices, self._margin = devices, fit_margin
         self.speeds = speeds or measure(devices)
-        self._rooms = rooms(devices)
+        self._rooms, self._sizes = rooms(devices), dict[Limits, Sizes]()
         self._available, self._runtime = available_bytes(), resident_bytes()
 
     def lines(
@@ -154,15 +155,22 @@ class Planner:
     def _plan(self, n: int | None, limits: Limits, stream: Stream) -> tuple[Plan, Sizes | None]:
         if not self.devices or n == 0:
             return cpu_only(self.config.n_layers), None
-        from edgellm.offload_sizes import fitted_plan
+        from edgellm.offload_sizes import device_sizes, fitted_plan
 
-        options = Options(n, self._margin, stream=stream)
-        return fitted_plan(self.graph, self.config.n_layers, limits, self._rooms, options)
+        if limits not in self._sizes:
+            self._sizes[limits] = device_sizes(self.graph, self.config.n_layers, limits)
+        sizes, options = self._sizes[limits], Options(n, self._margin, stream=stream)
+        return fitted_plan(self.graph, sizes, limits, self._rooms, options), sizes
 
     # ---- what came of it ------------------------------------------------------------------------
 
     def check(self, line: Line) -> list[dict[str, Any]]:
         """Load a line's model and measure: rows of what was planned and what there is."""
+        if line.n_ctx < _LEAST_CHECKED:
+            raise EdgeLLMError(
+                f"--check measures a prompt and an answer, for which a context of {line.n_ctx} is "
+                f"too short; ask for {_LEAST_CHECKED} at least (-c)."
+            )
         before = resident_bytes()
         with LLM(
             self.path, n_ctx=line.n_ctx, max_num_seqs=self.users, type_k=line.type_kv,

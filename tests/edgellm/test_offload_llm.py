@@ -304,3 +304,10 @@ def test_ops_launched_together_have_the_bits_of_one_by_one(
             launches.append(device.n_launches)
     assert np.array_equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
     assert launches[0] < 0.9 * launches[1]
+
+
+def test_flags_about_experts_of_a_model_without_them(model: Make) -> None:
+    with load(model("llama"), 0, n_cpu_moe=3) as llm:
+        assert llm.notices == [
+            "The model has no experts that could stay on the CPU (--cpu-moe, --n-cpu-moe)."
+        ]

@@ -118,7 +118,8 @@ def test_what_is_loaded_never_exceeds_memory_and_uses_nearly_all_of_it(
     graph, n_layers = model
     total = int(gigabytes * GiB)
     room = Room("cuda0", total, total)
-    made, _ = fitted_plan(graph, n_layers, LIMITS, [room], Options(stream=stream))
+    sizes = device_sizes(graph, n_layers, LIMITS)
+    made = fitted_plan(graph, sizes, LIMITS, [room], Options(stream=stream))
     device = emulated.EmulatedDevice(room.budget(None))  # not a byte of the margin is there
     whole = select_early(graph, ())
     parts = split(whole, places(whole, made.place_of, made.kv_place))
@@ -126,7 +127,7 @@ def test_what_is_loaded_never_exceeds_memory_and_uses_nearly_all_of_it(
     program = DeviceProgram(device, mine, LIMITS, lambda weight, start, out: None, made.streamed)
     program.load(group_of())
     assert device.used <= made.taken["cuda0"].total
-    if device_sizes(graph, n_layers, LIMITS).total > room.budget(None):
+    if sizes.total > room.budget(None):
         assert device.used >= 0.9 * device.total
     else:
         assert made.n_gpu_layers == n_layers + 1
