@@ -513,7 +513,7 @@ def test_a_resumed_session_goes_on_with_the_very_tokens(real, tmp_path):
 
 
 def test_flags_of_gpus_beside_a_server_are_said_to_be_unused(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("Hi"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
     url = "http://127.0.0.1:9"  # nobody is there
     assert run(["chat", "--server", url, "-ngl", "3", "-ot", "ffn=cpu"]) != 0
     said = "What runs on a GPU is the server's to choose: --ngl, --override-tensor changes nothing."

@@ -29,7 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that weights are most of what tiny models take."""
+    """So that weights are most of what tiny models take, and come in pieces."""
+    monkeypatch.setattr("edgellm.kernels.cuda.weights._PIECE_BYTES", 1 << 12)
     for name in ("STEP_TOKENS", "LOGITS_TOKENS"):
         monkeypatch.setattr(f"edgellm.llm.{name}", 16)
 
