@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from gpu_model import FREQ_BASE, MODELS, Sizes, matrices_of_layer, random_blocks, type_of
 
-from edgellm.kernels.cuda import operations, pack, sample
+from edgellm.kernels.cuda import operations, pack
 from edgellm.kernels.cuda.attention import Seen, Shape, attention, rope_store
 from edgellm.kernels.cuda.device import Buffer, Device, open_devices
 from edgellm.kernels.cuda.operations import Matrix, Phase, Rows
@@ -283,7 +283,8 @@ class Model:
         self.gate, self.up = b.floats(n, s.n_ff), b.floats(n, s.n_ff)
         self.taken = self.device.alloc(n * (s.n_ff + s.n_ff // 4 + 16))
         self.angles = b.floats(n, s.head_dim)
-        self.logits, self.best = b.floats(1, s.n_vocab), b.put([0], np.int32)
+        self.logits = b.floats(1, s.n_vocab)
+        self.row = self.device.pinned(4 * s.n_vocab).view(np.float32)
         self.counts = {m: b.put([m], np.int32) for m in (1, n)}
         self.positions = {"prefill": b.put(np.arange(n), np.int32), "decode": b.put([n], np.int32)}
         self.table = b.put(np.arange(tiles), np.int32)
@@ -302,10 +303,10 @@ class Model:
         self.device.copy_to(self.positions["decode"], self.host, self.device.main)
 
     def token(self) -> int:
-        """The step's best token: where the CPU waits for the GPU."""
-        self.device.copy_from(self.best, self.host, self.device.main)
+        """The step's best token, by the CPU as in the engine: where it waits for the GPU."""
+        self.device.copy_from(self.logits, self.row, self.device.main)
         self.device.main.synchronize()
-        return int(self.host[0])
+        return int(self.row.argmax())
 
     def step(self, phase: Phase, n: int) -> None:
         d, s, rows = self.device, self.sizes, Rows(n, self.counts[n])
@@ -325,7 +326,6 @@ class Model:
         one = Rows(1, self.counts[1])
         self._norm(self.x.at(last), self.y.at(last), one)
         operations.linear(d, self.output, self.taken, self.logits, one, "decode")
-        sample.argmax(d, self.logits, self.best, one, s.n_vocab)
 
     def _norm(self, x: Buffer, y: Buffer | None, rows: Rows) -> None:
         """x += y; its norm, quantized, is what the next matrices take."""

@@ -24,7 +24,7 @@ from edgellm.kernels.cuda.device import Device, OutOfDeviceMemory
 from edgellm.memory import STEP_TOKENS, available_bytes
 from edgellm.models import build_graph
 from edgellm.offload import CPU, Options, Room
-from edgellm.offload_sizes import fitted_plan
+from edgellm.offload_sizes import device_sizes, fitted_plan
 from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF, TensorInfo
 from edgellm.runner import Offload, Run, Runner
@@ -104,9 +104,9 @@ class Offloaded:
         )  # fmt: skip
         rooms = [Room(GPU, *device.memory())]
 
-        self.plan, _ = fitted_plan(
-            self.graph, s.n_layers, self.limits, rooms, Options(n_gpu_layers)
-        )
+        sizes = device_sizes(self.graph, s.n_layers, self.limits)
+        options = Options(n_gpu_layers, stream="off")
+        self.plan = fitted_plan(self.graph, sizes, self.limits, rooms, options)
         whole = sum(info.n_bytes for info in model.tensors.values())
         needed = ROOM + whole - sum(taken.weights for taken in self.plan.taken.values())
         free = available_bytes()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli._flags import with_flags
+from edgellm.cli._options import one_of
 from edgellm.cli._output import say, visible
 
 if TYPE_CHECKING:
@@ -115,6 +116,21 @@ FLAGS: dict[str, tuple[Any, Any]] = {
             help="Shares of layers for each GPU, as 3,1; else each takes what fits.",
         ),
     ], None),
+    "stream_layers": (Annotated[
+        str,
+        typer.Option(
+            "--stream-layers", envvar="EDGELLM_STREAM_LAYERS", metavar="auto|on|off",
+            callback=one_of(("auto", "on", "off")),
+            help="Layers that do not fit run on the GPU, their weights copied for each step; auto: "
+            "where that is faster than the CPU.",
+        ),
+    ], "auto"),
+    "strict_bits": (Annotated[
+        bool,
+        typer.Option("--strict-bits", envvar="EDGELLM_STRICT_BITS",
+                     help="Prompts take the GPU's kernels of generated tokens, slower: the same "
+                     "bits after a prefix hit or a recompute."),
+    ], False),
     "show_placement": (Annotated[
         bool,
         typer.Option("--placement", help="Say which layer runs where, and how many bytes that is."),
@@ -142,7 +158,19 @@ class OffloadFlags:
             n_cpu_moe=ALL if given["cpu_moe"] else given["n_cpu_moe"],
             kv_offload=not given["no_kv_offload"],
             tensor_split=_numbers(given["tensor_split"]),
+            stream=given["stream_layers"],
+            strict=given["strict_bits"],
         )  # fmt: skip
+
+    def say_unused(self, why: str) -> None:
+        """That flags which were given have no effect."""
+        given = [
+            next(name for name in FLAGS[key][0].__metadata__[0].param_decls if name[:2] == "--")
+            for key, value in self._given.items()
+            if value not in (FLAGS[key][1], [])
+        ]
+        if given:
+            say(f"{why}: {', '.join(given)} changes nothing.")
 
     def report(self, llm: "LLM") -> None:
         if self.is_shown:

@@ -120,7 +120,7 @@ def as_text(
     cells = []
     for line in lines:
         cells.append([
-            "*" if line is best else "", str(line.n_gpu_layers), f"{line.n_ctx:,}", line.type_kv,
+            "*" if line is best else "", _layers_of(line), f"{line.n_ctx:,}", line.type_kv,
             size(line.cpu_bytes), size(sum(line.gpu_bytes.values())) if line.gpu_bytes else "",
             "yes" if line.fits else "no", f"{line.tokens_per_second:.1f}",
             *([f"{line.all_tokens_per_second:.1f}"] if planner.users > 1 else []),
@@ -151,6 +151,11 @@ def as_text(
             for row in rows
         ]))  # fmt: skip
     return "".join(said)
+
+
+def _layers_of(line: "Line") -> str:
+    streamed = f" ({line.n_streamed} streamed)" if line.n_streamed else ""
+    return f"{line.n_gpu_layers}{streamed}"
 
 
 def _number(x: float) -> str:

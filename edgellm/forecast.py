@@ -2,7 +2,8 @@
 
 Decode is bound by memory: a token costs the bytes of all weights it meets, and of the keys and
 values in sight, over the bandwidth of where they lie. A prompt is bound by arithmetic: a n for the
-matrices, b n^2 for attention. Both are floors of the time: kernels reach 0.3 to 1 of them.
+matrices, b n^2 for attention. With streamed weights a step takes at least the time of copying them,
+while the device computes. All are floors of the time: kernels reach 0.3 to 1 of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from edgellm.memory import STEP_TOKENS, kv_row_bytes
 from edgellm.offload import Plan
 from edgellm.speeds import Speeds
 
+USUAL_PROMPT, USUAL_ANSWER = 512, 128  # tokens of a request
 FLOAT_COST = 4  # multiply-adds of bytes that one of floats takes the time of
 
 
@@ -28,6 +30,7 @@ class Share:
     multiply-adds)."""
 
     weights: int = 0  # bytes that every step reads
+    streamed: int = 0  # bytes that every step copies, all experts among them
     dots: int = 0  # multiply-adds of bytes for each token of a prompt
     experts: list[tuple[int, int, int]] = field(default_factory=list)
     attention: list[tuple[int, int, int | None]] = field(default_factory=list)
@@ -59,6 +62,7 @@ class Forecast:
 
     def __init__(self, graph: Graph, plan: Plan, type_k: str, type_v: str, speeds: Speeds) -> None:
         self._speeds, self.shares = speeds, dict[str, Share]()
+        self._streamed = plan.streamed
         whole = select_early(graph, ())
         at = places(whole, plan.place_of, plan.kv_place)
         for op in whole.ops:
@@ -74,6 +78,8 @@ class Forecast:
             weight = op.weights["weight"]
             n_bytes, n = weight.type.row_bytes(weight.n_in) * weight.n_out, weight.shape[2:]
             dots = weight.n_in * weight.n_out
+            if weight.name in self._streamed:
+                share.streamed += n_bytes * (n[0] if n else 1)
             if op.kind == "moe_linear":
                 share.experts.append((n_bytes, n[0], op.attrs["n_used"]))
                 share.dots += dots * op.attrs["n_used"]
@@ -90,7 +96,8 @@ class Forecast:
         total = 0.0
         for place, share in self.shares.items():
             speed = self._speeds[place]
-            total += share.step_bytes(n_seqs, depth) / speed.read
+            read = share.step_bytes(n_seqs, depth) / speed.read
+            total += max(read, share.streamed / speed.copy)
             total += share.hops * speed.hop + 4 * n_seqs * share.crossing / speed.copy
         return total
 
@@ -113,9 +120,16 @@ class Forecast:
         for place, share in self.shares.items():
             speed = self._speeds[place]
             dots = share.prompt_dots(n_tokens) / speed.dots if speed.dots else 0.0
-            total += max(dots, n_steps * share.step_bytes(STEP_TOKENS, 0) / speed.read)
+            read = share.step_bytes(STEP_TOKENS, 0) / speed.read
+            total += max(dots, n_steps * max(read, share.streamed / speed.copy))
             total += n_steps * share.hops * speed.hop + 4 * n_tokens * share.crossing / speed.copy
         return total
+
+    def request_seconds(self, n_seqs: int = 1, n_prompt: int = USUAL_PROMPT) -> float:
+        """At least, of n_seqs requests at once with usual answers: what placements are compared
+        by."""
+        prompts = n_seqs * self.first_token_seconds(n_prompt)
+        return prompts + USUAL_ANSWER * self.step_seconds(n_seqs, n_prompt)
 
 
 def fit_prompt_curve(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:

@@ -250,6 +250,9 @@ class LLM:
                     lambda: limits.block * step_time.token_seconds,
                 )
             )  # fmt: skip
+        if self.placement.plan.streamed and max_num_batched_tokens is None:
+            # a step copies the same weights for one token as for many
+            max_num_batched_tokens = limits.max_tokens
         config = SchedulerConfig(
             self.max_num_seqs,
             limits.max_tokens,

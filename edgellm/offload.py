@@ -1,26 +1,22 @@
-"""Which layer runs where: from sizes and free memory to a plan, without touching a device.
+"""Which layer runs where: what a plan is made of and what it says; ``offload_plan`` makes it.
 
-Layers go to devices from the last to the first, as in llama.cpp: ``n_gpu_layers`` N are the last N
-layers, and the output matrix is one more. What is left of a device's memory after whole layers
-takes single matrices of the layers below, largest first: an op runs where its matrix lies. In a
-mixture of experts, experts are the last to go, because a token reads few of them.
-
-Everything here is a function of numbers; what a layer weighs is asked of ``device_sizes``.
+Everything here is numbers, without a device; what a layer weighs is asked of ``device_sizes``.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from edgellm.errors import EdgeLLMError
+from edgellm.kernels.split import staging_bytes
 
 CPU = "cpu"
-LEAST_MATRIX = 1 << 20  # bytes: below, sending rows to and fro costs more than the CPU takes
 LEAST_MARGIN, MARGIN_SHARE = 64 << 20, 0.05  # of a device's memory, for what is not ours
 ALL = 1 << 30  # layers
+Stream = Literal["auto", "on", "off"]
+STREAM: tuple[Stream, ...] = get_args(Stream)
 
 
 class OffloadError(EdgeLLMError):
@@ -82,7 +78,10 @@ class Room:
 @dataclass(frozen=True)
 class Options:
     """``n_gpu_layers`` None: what fits. ``n_cpu_moe``: the experts of the first so many layers stay
-    on the CPU. ``overrides``: (pattern of a matrix's name, where it goes)."""
+    on the CPU. ``overrides``: (pattern of a matrix's name, where it goes). ``stream`` "on": layers
+    that do not fit run on the GPU all the same, and their matrices are copied to it for each step;
+    "auto": where that is foretold to be faster than the CPU. ``strict``: prompts take the GPU's
+    kernels of generated tokens, so that it makes no bit of difference which a token was."""
 
     n_gpu_layers: int | None = None
     fit_margin: int | None = None
@@ -90,6 +89,8 @@ class Options:
     n_cpu_moe: int = 0
     kv_offload: bool = True
     tensor_split: tuple[float, ...] = ()
+    stream: Stream = "auto"
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for name, n in (("n_gpu_layers", self.n_gpu_layers), ("fit_margin", self.fit_margin),
@@ -103,6 +104,10 @@ class Options:
             raise OffloadError(
                 f"overrides must be a tuple of (pattern, place), not {self.overrides!r}."
             )
+        if not isinstance(self.strict, bool):
+            raise OffloadError(f"strict must be True or False, not {self.strict!r}.")
+        if self.stream not in STREAM:
+            raise OffloadError(f"stream must be auto, on or off, not {self.stream!r}.")
         shares = self.tensor_split
         if not isinstance(shares, tuple) or not all(
             isinstance(x, int | float) and 0 <= x < math.inf for x in shares
@@ -114,27 +119,36 @@ class Options:
 
 @dataclass
 class Taken:
-    """Bytes planned on a device."""
+    """Bytes planned on a device. ``streamed`` are those of matrices that wait in the host's memory,
+    by layer; they share the ``staging`` memory of the device."""
 
     weights: int = 0
     kv: int = 0
     workspace: int = 0
+    streamed: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def staging(self) -> int:
+        return staging_bytes(self.streamed.values())
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.workspace
+        return self.weights + self.staging + self.kv + self.workspace
 
 
 @dataclass
 class Plan:
     """``places`` of the layers and, last, of the output matrix; ``matrices`` that lie elsewhere
-    than their layer; ``notes`` say what was decided and why."""
+    than their layer; ``streamed`` are matrices that come to their place for each step, from the
+    host's memory; ``strict`` is that of Options; ``notes`` say what was decided and why."""
 
     places: list[str]
     matrices: dict[str, str] = field(default_factory=dict)
     kv_offload: bool = True
     taken: dict[str, Taken] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    streamed: set[str] = field(default_factory=set)
+    strict: bool = False
 
     @property
     def uses_device(self) -> bool:
@@ -155,224 +169,3 @@ class Plan:
 
 def cpu_only(n_layers: int, note: str = "") -> Plan:
     return Plan([CPU] * (n_layers + 1), notes=[note] if note else [])
-
-
-def plan(sizes: Sizes, rooms: Sequence[Room], options: Options | None = None) -> Plan:
-    """Where everything goes, within the rooms' budgets; what was asked for and does not fit is cut
-    and noted. OffloadError for options that name what is not there."""
-    options = options or Options()
-    _check(sizes, rooms, options)
-    n_layers, asked = len(sizes.layers), options.n_gpu_layers
-    if not rooms or asked == 0:
-        return cpu_only(n_layers, "No layer is offloaded, as asked (--ngl 0)." if rooms else "")
-    most = n_layers + 1 if asked is None else min(asked, n_layers + 1)
-    made, n = _Placing(sizes, rooms, options).most_layers(most)
-    if asked is not None and n < most:
-        made.notes.insert(
-            0, f"{most} layers do not fit into the GPU's memory (--ngl): {n} do, the rest of the "
-            "model runs on the CPU.",
-        )  # fmt: skip
-    for why, names in _held(sizes).items():
-        stay = "stays" if len(names) == 1 else "stay"
-        made.notes.append(f"{_ranges(names)} {stay} on the CPU: {why}.")
-    return made
-
-
-def _held(sizes: Sizes) -> dict[str, list[int]]:
-    """Layers that cannot leave the CPU, by reason."""
-    found: dict[str, list[int]] = {}
-    for i, layer in enumerate(sizes.layers):
-        if layer.why:
-            found.setdefault(layer.why, []).append(i)
-    return found
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Layers 0-2, 4."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-    return f"Layer {said}" if len(numbers) == 1 else f"Layers {said}"
-
-
-def _check(sizes: Sizes, rooms: Sequence[Room], options: Options) -> None:
-    split, names = options.tensor_split, {room.name for room in rooms}
-    if len(split) > len(rooms):
-        raise OffloadError(
-            f"--tensor-split has {len(split)} shares, and there are {len(rooms)} GPUs."
-        )
-    matrices = [m.name for x in (*sizes.layers, sizes.output) for m in x.matrices]
-    for pattern, place in options.overrides:
-        if place != CPU and place not in names:
-            there = ", ".join([CPU, *sorted(names)])
-            raise OffloadError(f"-ot {pattern}={place}: there is no {place}; there is {there}.")
-        try:
-            found = re.compile(pattern)
-        except re.error as error:
-            raise OffloadError(f"-ot {pattern}: no regular expression ({error}).") from None
-        if not any(found.search(name) for name in matrices):
-            raise OffloadError(f"-ot {pattern}={place}: no matrix of the model is called so.")
-
-
-class _Placing:
-    """Tries placements against the rooms' budgets."""
-
-    def __init__(self, sizes: Sizes, rooms: Sequence[Room], options: Options) -> None:
-        self.sizes, self.rooms, self.options = sizes, rooms, options
-        self.n_layers = len(sizes.layers)
-        self.budgets = {room.name: room.budget(options.fit_margin) for room in rooms}
-        self.has_experts = any(layer.experts for layer in sizes.layers)
-        self.pinned = {
-            m.name: place
-            for x in (*sizes.layers, sizes.output)
-            for m in x.matrices
-            for pattern, place in reversed(options.overrides)  # the first that matches wins
-            if re.search(pattern, m.name)
-        }
-
-    def most_layers(self, most: int) -> tuple[Plan, int]:
-        """The best placement of up to ``most`` layers, and of how many it is."""
-        n_moe = min(self.options.n_cpu_moe, self.n_layers)
-        made = self._place(most, n_moe)
-        if made is None and self.has_experts:
-            fitting = (self._place(most, n) for n in range(n_moe + 1, self.n_layers + 1))
-            made = next((p for p in fitting if p is not None), None)
-            n_moe = n_moe if made is not None else self.n_layers
-        n = most
-        while made is None:
-            n -= 1
-            if n < 0:
-                there = ", ".join(f"{p}={at}" for p, at in self.options.overrides if at != CPU)
-                raise OffloadError(
-                    f"-ot {there}: that does not fit into the GPU's memory; send fewer matrices "
-                    "there, or lower --fit-margin."
-                )
-            made = self._place(n, n_moe)
-        if self.options.n_gpu_layers is None:
-            made = self._fullest(made, n, n_moe)
-        self._note(made)
-        return made, n
-
-    def _fullest(self, made: Plan, n: int, n_moe: int) -> Plan:
-        """Nothing was asked for: of n layers, or the output matrix and fewer layers, each with
-        single matrices beside it, what leaves less of the memory unused."""
-        self._fill(made, self.options.n_cpu_moe)
-        if n > self.n_layers:
-            return made
-        with_output = (self._place(k, n_moe, has_output=True) for k in range(n, -1, -1))
-        other = next((p for p in with_output if p is not None), None)
-        if other is None:
-            return made
-        self._fill(other, self.options.n_cpu_moe)
-        return max(made, other, key=lambda p: sum(t.total for t in p.taken.values()))
-
-    def _place(self, n: int, n_moe: int, has_output: bool = False) -> Plan | None:
-        """The last n layers on the devices, the output matrix too if it is wanted or there are more
-        than the layers, without the experts of the first n_moe layers; None: that does not fit."""
-        places = [CPU] * (self.n_layers + 1)
-        first = max(0, self.n_layers - n)
-        end = self.n_layers + (has_output or n > self.n_layers)
-        chosen = [i for i in range(first, end) if not self._layer(i).why]
-        made = Plan(places, kv_offload=self.options.kv_offload)
-        made.taken = {room.name: Taken() for room in self.rooms}
-        by_split = self._by_split(chosen) if self.options.tensor_split else {}
-        last = len(self.rooms) - 1
-        for i in reversed(chosen):
-            layer = self._layer(i)
-            off = {m.name: CPU for m in layer.matrices if m.is_expert and i < n_moe} | {
-                m.name: self.pinned[m.name] for m in layer.matrices if m.name in self.pinned
-            }
-            while True:
-                name = self.rooms[by_split.get(i, last)].name
-                if self._put(made, i, layer, name, off):
-                    break
-                if i in by_split or last == 0:
-                    return None
-                last -= 1
-        for i, layer in enumerate((*self.sizes.layers, self.sizes.output)):
-            if places[i] == CPU and not layer.why and not self._pin_alone(made, layer):
-                return None
-        return made
-
-    def _layer(self, i: int) -> Layer:
-        return self.sizes.output if i == self.n_layers else self.sizes.layers[i]
-
-    def _by_split(self, chosen: list[int]) -> dict[int, int]:
-        """Layer -> number of the device, in the shares of --tensor-split."""
-        shares, done, found = self.options.tensor_split, 0.0, {}
-        bounds = [(done := done + share) / sum(shares) for share in shares]
-        bounds[-1] = 1.0
-        for k, i in enumerate(chosen):
-            found[i] = next(d for d, bound in enumerate(bounds) if k / len(chosen) < bound)
-        return found
-
-    def _put(self, made: Plan, i: int, layer: Layer, name: str, off: dict[str, str]) -> bool:
-        wanted: dict[str, Taken] = {n: replace(t) for n, t in made.taken.items()}
-        wanted[name].weights += layer.other
-        if self.options.kv_offload:
-            wanted[name].kv += layer.kv
-        for m in layer.matrices:
-            at = off.get(m.name, name)
-            if at != CPU:
-                wanted[at].weights += m.n_bytes
-        if not self._fits(wanted):
-            return False
-        made.taken, made.places[i] = wanted, name
-        made.matrices |= {m: at for m, at in off.items() if at != name}
-        return True
-
-    def _pin_alone(self, made: Plan, layer: Layer) -> bool:
-        """Matrices of a layer on the CPU that -ot sends to a device."""
-        for m in layer.matrices:
-            at = self.pinned.get(m.name, CPU)
-            if at != CPU:
-                if not self._take(made, m, at):
-                    return False
-        return True
-
-    def _take(self, made: Plan, matrix: Matrix, name: str) -> bool:
-        wanted = {n: replace(t) for n, t in made.taken.items()}
-        wanted[name].weights += matrix.n_bytes
-        if not self._fits(wanted):
-            return False
-        made.taken, made.matrices[matrix.name] = wanted, name
-        return True
-
-    def _fits(self, wanted: dict[str, Taken]) -> bool:
-        for name, taken in wanted.items():
-            taken.workspace = self.sizes.workspace if taken.weights + taken.kv else 0
-            if taken.total > self.budgets[name]:
-                return False
-        return True
-
-    def _fill(self, made: Plan, n_moe: int) -> None:
-        """Single matrices into what is left, from the layer below the offloaded ones down; experts
-        that had to stay behind from the last layer down, and last."""
-        loose: list[Matrix] = []
-        for i in range(self.n_layers, -1, -1):
-            layer = self._layer(i)
-            for m in sorted(layer.matrices, key=lambda m: -m.n_bytes):
-                is_out = made.place_of(i if i < self.n_layers else None, m.name) == CPU
-                if m.is_expert and i < n_moe or m.name in self.pinned or layer.why:
-                    continue
-                if is_out and m.n_bytes >= LEAST_MATRIX:
-                    loose.append(m)
-        loose.sort(key=lambda m: m.is_expert)
-        for m in loose:
-            next((r for r in reversed(self.rooms) if self._take(made, m, r.name)), None)
-
-    def _note(self, made: Plan) -> None:
-        """Devices that are too small; one that was not needed or not wanted is none."""
-        for room in self.rooms:
-            budget = self.budgets[room.name]
-            wants_more = self.options.n_gpu_layers is None and CPU in made.places
-            if not made.taken[room.name].total and (wants_more or budget < self.sizes.workspace):
-                made.notes.append(
-                    f"{room.name} is not used: {room.free / 1e6:,.1f} MB are free, of which "
-                    f"{budget / 1e6:,.1f} MB may be taken (--fit-margin); rows alone need "
-                    f"{self.sizes.workspace / 1e6:,.1f} MB."
-                )

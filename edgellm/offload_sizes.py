@@ -10,11 +10,13 @@ from edgellm.kernels.cuda import experts, program, weights
 from edgellm.kernels.cuda.attention import TILE
 from edgellm.kernels.cuda.device import ALIGNMENT
 from edgellm.kernels.cuda.lower import LOWERINGS
+from edgellm.kernels.cuda.staging import unit_bytes, units_of
 from edgellm.kernels.cuda.workspace import is_quantized, quantized_row_bytes
 from edgellm.kernels.graph import MATRIX_OPS, Graph, Op
 from edgellm.kernels.rows import select_early
-from edgellm.kernels.split import CPU, Part, places, split
-from edgellm.offload import Layer, Matrix, Options, Plan, Room, Sizes, plan
+from edgellm.kernels.split import CPU, Part, places, sections, split, staging_bytes
+from edgellm.offload import Layer, Matrix, Options, Plan, Room, Sizes
+from edgellm.offload_plan import plan
 
 _MOST_TRIES = 6
 
@@ -36,11 +38,10 @@ def device_sizes(graph: Graph, n_layers: int, limits: Limits) -> Sizes:
 
 
 def fitted_plan(
-    graph: Graph, n_layers: int, limits: Limits, rooms: Sequence[Room], options: Options
-) -> tuple[Plan, Sizes]:
+    graph: Graph, sizes: Sizes, limits: Limits, rooms: Sequence[Room], options: Options
+) -> Plan:
     """A plan with the room that its own rows need: a plan decides what they are, and they what is
-    left for layers, so it is made again until they agree."""
-    sizes = device_sizes(graph, n_layers, limits)
+    left for layers, so it is made again until they agree. ``sizes``: the graph's device_sizes."""
     whole = select_early(graph, ())
     best: tuple[int, Plan] | None = None
     for _ in range(_MOST_TRIES):
@@ -64,20 +65,24 @@ def fitted_plan(
         needed = {name: device_rows(whole, made, limits, name) for name in made.taken}
         if all(needed[name] <= taken.workspace for name, taken in made.taken.items()):
             best = 0, made
-    return best[1], sizes
+    return best[1]
 
 
 def device_rows(whole: Graph, made: Plan, limits: Limits, name: str) -> int:
-    """Bytes that rows take on a device under a plan, and vectors that came along with matrices.
+    """Bytes that rows take on a device under a plan, and what came along with planned matrices:
+    vectors, and matrices that several layers read.
     ``whole``: its rows are selected already."""
     parts = split(whole, places(whole, made.place_of, made.kv_place))
-    mine = [part for part in parts if part.place == name]
+    mine = [s for part in parts if part.place == name for s in sections(part, made.streamed)]
     if not mine:
         return 0
-    ops = [op for part in mine for op in part.ops]
-    there = sum(map(weights.matrix_bytes, weights.matrices_of(ops).values()))
+    ops = [op for section in mine for op in section.ops]
+    units = [unit_bytes(unit) for unit in units_of(mine, made.streamed).values()]
+    there = sum(map(weights.matrix_bytes, weights.matrices_of(ops).values())) - sum(units)
     there += sum(map(weights.vector_bytes, weights.vectors_of(ops).values()))
-    return _rows(mine, limits) + max(0, there - made.taken[name].weights)
+    there += staging_bytes(units)
+    taken = made.taken[name]
+    return _rows(mine, limits) + max(0, there - taken.weights - taken.staging)
 
 
 def _layer(ops: list[Op], limits: Limits, taken: set[str]) -> Layer:

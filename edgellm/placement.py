@@ -1,7 +1,8 @@
 """A model's layers onto this machine's devices: the plan that it is loaded with.
 
 Without a context being asked for, the cache is made small enough for all layers to find room on
-the GPU, if that leaves a usable one. Memory that turns out to be short is planned again.
+the GPU, if that leaves a usable one. Layers that find none are computed by the CPU, or streamed
+where that is foretold to be faster. Memory that turns out to be short is planned again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ class Placement:
     plan: Plan
     limits: Limits
     devices: Mapping[str, Device]
-    sizes: Sizes | None = None
 
     @property
     def offload(self) -> Offload | None:
@@ -48,20 +48,33 @@ def place(
 ) -> Placement:
     """``least_ctx`` tokens of cache were asked for; None: any. OffloadError for options that name
     what is not there."""
+    placed = _placed(graph, n_layers, limits, options, least_ctx)
+    if options.n_cpu_moe and not any(op.kind == "moe_linear" for op in graph.ops):
+        placed.plan.notes.append(
+            "The model has no experts that could stay on the CPU (--cpu-moe, --n-cpu-moe)."
+        )
+    return placed
+
+
+def _placed(
+    graph: Graph, n_layers: int, limits: Limits, options: Options, least_ctx: int | None
+) -> Placement:
     if options.n_gpu_layers == 0:
-        _check_overrides(options, "--ngl 0 uses none.")
+        _check_needs(options, "--ngl 0 uses none.")
         return Placement(cpu_only(n_layers), limits, {})
     devices, reason = open_gpus()
     if not devices and options.n_gpu_layers is not None:
         raise OffloadError(f"No layer can go to a GPU (--ngl). {reason}")
     if not devices:  # a GPU that is there and is not used is said so
-        _check_overrides(options, reason)
+        _check_needs(options, reason)
         return Placement(cpu_only(n_layers, reason if has_driver() else ""), limits, {})
     return _planned(graph, n_layers, limits, options, least_ctx, devices)
 
 
-def _check_overrides(options: Options, why: str) -> None:
+def _check_needs(options: Options, why: str) -> None:
     """Without a GPU nothing can be sent to one."""
+    if options.stream == "on":
+        raise OffloadError(f"Streaming layers (--stream-layers on) needs a GPU. {why}")
     for pattern, place in options.overrides:
         if place != CPU:
             raise OffloadError(f"-ot {pattern}={place} needs a GPU. {why}")
@@ -73,19 +86,39 @@ def _planned(
 ) -> Placement:  # fmt: skip
     from edgellm.offload_sizes import device_sizes, fitted_plan
 
-    there = rooms(devices)
-    smaller = limits
+    there, smaller = rooms(devices), limits
+    sizes = device_sizes(graph, n_layers, limits)
     if options.n_gpu_layers is None or options.n_gpu_layers == ALL:
-        sizes = device_sizes(graph, n_layers, limits)
         budget = sum(room.budget(options.fit_margin) for room in there)
         smaller = _shrunk(sizes, limits, budget, least_ctx)
-    made, sizes = fitted_plan(graph, n_layers, smaller, there, options)
+        if smaller is not limits:
+            sizes = device_sizes(graph, n_layers, smaller)
+    made = fitted_plan(graph, sizes, smaller, there, options)
+    if options.stream == "auto" and CPU in (*made.places, *made.matrices.values()):
+        streamed = fitted_plan(graph, sizes, smaller, there, replace(options, stream="on"))
+        if streamed.streamed and _is_faster(streamed, made, graph, smaller, devices):
+            made = streamed
     if smaller.n_blocks < limits.n_blocks:
         made.notes.append(
             f"The cache has {smaller.n_blocks * smaller.block} tokens: more would not fit on the "
             "GPU beside the weights (-c)."
         )
-    return Placement(made, smaller, devices, sizes)
+    return Placement(made, smaller, devices)
+
+
+def _is_faster(
+    one: Plan, other: Plan, graph: Graph, limits: Limits, devices: Mapping[str, Device]
+) -> bool:
+    """Whether a usual request takes less time, by what this machine is measured to reach."""
+    from edgellm.forecast import Forecast
+    from edgellm.speeds import measure
+
+    speeds = measure(devices, limits.n_threads)
+    seconds = [
+        Forecast(graph, plan, limits.k_type, limits.v_type, speeds).request_seconds()
+        for plan in (one, other)
+    ]
+    return seconds[0] < seconds[1]
 
 
 def _shrunk(sizes: Sizes, limits: Limits, budget: int, least_ctx: int | None) -> Limits:

@@ -29,6 +29,11 @@ def placement_report(
         lines.append(
             f"{_layers(layers)} on {_name(place, names)}: {_types(own)}{kv}{elsewhere}"
         )  # fmt: skip
+        if copied := {k: v for k, v in own.items() if k in plan.streamed}:
+            lines.append(
+                f"  of which {len(copied)} of {len(mine)} matrices wait in the host's memory, and "
+                f"are copied for each step: {_types(copied)}"
+            )
         away = {k: v for k, v in mine.items() if k not in own}
         for other in dict.fromkeys(plan.matrices[k] for k in away):
             there = {k: v for k, v in away.items() if plan.matrices[k] == other}
@@ -42,8 +47,9 @@ def placement_report(
         lines.append(f"output on {_name(place, names)}: {_types(output)}")
     for name, taken in plan.taken.items():
         if taken.total:
+            staging = f", room for copies {_mb(taken.staging)}" if taken.staging else ""
             lines.append(
-                f"{_name(name, names)}: weights {_mb(taken.weights)}, keys and values "
+                f"{_name(name, names)}: weights {_mb(taken.weights)}{staging}, keys and values "
                 f"{_mb(taken.kv)}, rows {_mb(taken.workspace)}"
             )
     return [*lines, *plan.notes]

@@ -1,4 +1,5 @@
-"""What a model would take and how fast it would be: layers on the GPU x context x cache type.
+"""What a model would take and how fast it would be: layers on the GPU x context x cache type, and
+where layers do not fit, with and without streaming them.
 
 Nothing is loaded: sizes come from the file's headers, speeds from short measurements. ``check``
 loads the best of them and compares.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from edgellm.cache_types import check_cache_types
@@ -21,7 +23,7 @@ from edgellm.kernels.cpu.kv_types import BLOCK
 from edgellm.llm import LLM, LOGITS_TOKENS
 from edgellm.memory import STEP_TOKENS, available_bytes, bill, resident_bytes
 from edgellm.models import build_graph
-from edgellm.offload import Options, Plan, Sizes, cpu_only
+from edgellm.offload import Options, Plan, Sizes, Stream, cpu_only
 from edgellm.quant.gguf import GGUF
 from edgellm.speeds import Speeds, measure
 from edgellm.steps import Steps
@@ -32,15 +34,19 @@ if TYPE_CHECKING:
 CONTEXTS = (4096, 16384, 65536, 131072)
 TYPES = ("f16", "q8_0", "q4_0")
 _WORTH = {"f16": 1.0, "q8_0": 0.9, "q4_0": 0.8}  # a smaller cache has to be faster by this
+STREAMED: tuple[Stream, ...] = ("off", "on")
 _TIMES = 4  # that a prompt is measured
+_LEAST_CHECKED = 32  # tokens of context
 _CHECKED = (64, 128, 256)  # tokens of prompts; the last is foretold from the others
 
 
 @dataclass(frozen=True)
 class Line:
-    """A way to run the model. Bytes on the CPU are all of the process but its code."""
+    """A way to run the model. Bytes on the CPU are all of the process but its code. ``n_streamed``
+    of the layers on the GPU are streamed."""
 
     n_gpu_layers: int
+    n_streamed: int
     n_ctx: int
     type_kv: str
     cpu_bytes: int
@@ -48,8 +54,8 @@ class Line:
     fits: bool
     tokens_per_second: float  # at most, of one user at half of the context
     all_tokens_per_second: float  # of all users together
-    early_tokens_per_second: float  # as those of all, behind the prompt alone
     first_token_seconds: float  # at least
+    request_seconds: float  # at least, of a request of each user
     bill: dict[str, int]
     notes: list[str]  # of the placement
 
@@ -73,7 +79,7 @@ class Planner:
             devices, self.reason = open_gpus()
         self.devices, self._margin = devices, fit_margin
         self.speeds = speeds or measure(devices)
-        self._rooms = rooms(devices)
+        self._rooms, self._sizes = rooms(devices), dict[Limits, Sizes]()
         self._available, self._runtime = available_bytes(), resident_bytes()
 
     def lines(
@@ -87,22 +93,23 @@ class Planner:
         else:
             layers = tuple(layers)
         contexts = contexts or [*(n for n in CONTEXTS if n < self.config.n_ctx), self.config.n_ctx]
-        found: dict[tuple[int, int, str], Line] = {}
+        found: dict[tuple[int, int, int, str], Line] = {}
         for kind in types:
             try:
                 check_cache_types(self.config, self.graph, kind, kind)
             except EdgeLLMError:
                 continue
             for n_ctx in sorted(set(contexts)):
-                for n in layers:
-                    line = self._line(n, n_ctx, kind)
-                    known = found.setdefault((line.n_gpu_layers, n_ctx, kind), line)
+                for n, stream in product(layers, STREAMED if self.devices else STREAMED[:1]):
+                    line = self._line(n, n_ctx, kind, stream)
+                    key = line.n_gpu_layers, line.n_streamed, n_ctx, kind
+                    known = found.setdefault(key, line)
                     if known is not line:  # fewer layers than asked for: why
                         known.notes.extend(line.notes)
         return list(found.values())
 
     def best(self, lines: Sequence[Line]) -> Line | None:
-        """The fastest behind a prompt of those that fit, and of equals the longest context; None:
+        """The one that answers soonest of those that fit, and of equals the longest context; None:
         none fits."""
         fitting = [line for line in lines if line.fits]
         if not fitting:
@@ -110,14 +117,14 @@ class Planner:
         usual = [line for line in fitting if line.n_ctx >= min(CONTEXTS[0], self.config.n_ctx)]
 
         def worth(line: Line) -> tuple[float, int]:
-            speed = line.early_tokens_per_second * _WORTH[line.type_kv]
+            speed = _WORTH[line.type_kv] / line.request_seconds
             return float(f"{speed:.2g}"), line.n_ctx  # what differs by less is equal
 
         return max(usual or fitting, key=worth)
 
-    def _line(self, n: int | None, n_ctx: int, kind: str) -> Line:
+    def _line(self, n: int | None, n_ctx: int, kind: str, stream: Stream) -> Line:
         limits = limits_of(n_ctx, self.users, kind)
-        made, sizes = self._plan(n, limits)
+        made, sizes = self._plan(n, limits, stream)
         forecast = Forecast(self.graph, made, kind, kind, self.speeds)
         costs = bill(self._file, n_ctx, kind, kind)
         on_gpu = sum(taken.weights for taken in made.taken.values())
@@ -131,36 +138,46 @@ class Planner:
         cpu = sum(parts.values()) - parts["margin"]
         for name, taken in made.taken.items():
             if taken.total:
-                parts |= {f"{name} weights": taken.weights, f"{name} keys and values": taken.kv,
+                parts |= {f"{name} weights": taken.weights, f"{name} copies": taken.staging,
+                          f"{name} keys and values": taken.kv,
                           f"{name} rows": taken.workspace}  # fmt: skip
         depth = n_ctx // 2
         return Line(
-            made.n_gpu_layers, n_ctx, kind, cpu,
+            made.n_gpu_layers, sum(len(t.streamed) for t in made.taken.values()), n_ctx, kind, cpu,
             {name: taken.total for name, taken in made.taken.items() if taken.total},
             cpu + parts["margin"] <= self._available,
             forecast.tokens_per_second(self.users, depth) / self.users,
             forecast.tokens_per_second(self.users, depth),
-            forecast.tokens_per_second(self.users, self.n_prompt),
-            forecast.first_token_seconds(min(self.n_prompt, n_ctx)), parts, made.notes,
+            forecast.first_token_seconds(min(self.n_prompt, n_ctx)),
+            forecast.request_seconds(self.users, self.n_prompt), parts, made.notes,
         )  # fmt: skip
 
-    def _plan(self, n: int | None, limits: Limits) -> tuple[Plan, Sizes | None]:
+    def _plan(self, n: int | None, limits: Limits, stream: Stream) -> tuple[Plan, Sizes | None]:
         if not self.devices or n == 0:
             return cpu_only(self.config.n_layers), None
-        from edgellm.offload_sizes import fitted_plan
+        from edgellm.offload_sizes import device_sizes, fitted_plan
 
-        options = Options(n, self._margin)
-        return fitted_plan(self.graph, self.config.n_layers, limits, self._rooms, options)
+        if limits not in self._sizes:
+            self._sizes[limits] = device_sizes(self.graph, self.config.n_layers, limits)
+        sizes, options = self._sizes[limits], Options(n, self._margin, stream=stream)
+        return fitted_plan(self.graph, sizes, limits, self._rooms, options), sizes
 
     # ---- what came of it ------------------------------------------------------------------------
 
     def check(self, line: Line) -> list[dict[str, Any]]:
         """Load a line's model and measure: rows of what was planned and what there is."""
+        if line.n_ctx < _LEAST_CHECKED:
+            raise EdgeLLMError(
+                f"--check measures a prompt and an answer, for which a context of {line.n_ctx} is "
+                f"too short; ask for {_LEAST_CHECKED} at least (-c)."
+            )
         before = resident_bytes()
         with LLM(
             self.path, n_ctx=line.n_ctx, max_num_seqs=self.users, type_k=line.type_kv,
             type_v=line.type_kv, n_gpu_layers=line.n_gpu_layers,
-            offload=Options(fit_margin=self._margin),
+            offload=Options(
+                fit_margin=self._margin, stream="on" if line.n_streamed else "off"
+            ),
         ) as llm:  # fmt: skip
             steps, n_most = Steps(llm), min(max(_CHECKED) + 16, llm.n_ctx)
             lengths = [n for n in _CHECKED if n <= n_most - 16] or [n_most // 2]

@@ -60,6 +60,8 @@ class Runner:
         self._gguf, self._limits = gguf, limits
         self._trace = os.environ.get("EDGELLM_TRACE", "") == "ops"
         self.devices: dict[str, DeviceProgram] = {}
+        # where every token sees the whole text, all of its rows are one pass, and nothing is reused
+        self._is_strict = offload is not None and offload.plan.strict and graph.is_causal
         cpu_share = graph
         if offload is not None:
             whole = select_early(graph, ())
@@ -92,13 +94,16 @@ class Runner:
         from edgellm.kernels.cuda.program import DeviceProgram
 
         used = dict.fromkeys(part.place for part in parts if part.place in offload.devices)
-        return {
+        made = {
             name: DeviceProgram(
                 offload.devices[name], [part for part in parts if part.place == name],
-                self._limits, self._read_into,
+                self._limits, self._read_into, offload.plan.streamed,
             )
             for name in used
         }  # fmt: skip
+        for program in made.values():
+            program.peers = made
+        return made
 
     def _pools_of(self, attention: AttentionGroup) -> list[Pool]:
         """Keys and values of a group's layers, on the CPU and then on the devices."""
@@ -178,7 +183,9 @@ class Runner:
         for table in self.program.tables.values():
             table.fill(n_positions)
         if self.devices:
-            is_decode = [run.sequence.n_computed >= run.sequence.n_prompt for run in runs]
+            is_decode = [
+                self._is_strict or run.sequence.n_computed >= run.sequence.n_prompt for run in runs
+            ]
             for device in self.devices.values():
                 device.begin(spans, is_decode, inputs.out_rows[:wanted])
         with self._states(runs):

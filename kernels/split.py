@@ -2,29 +2,33 @@
 
 Every op is assigned to a place: "cpu" or the name of a device. Ops of one place that follow each
 other, or can be moved together because nothing in between needs them, are a *part*. What a part
-reads of another place's is copied when the part begins, through the CPU's memory: ``cpu_graph`` is
-the CPU's share of the graph, in which every other part is one op.
+reads of another place's is copied when the part begins: ``cpu_graph`` is the CPU's share of the
+graph, in which every other part is one op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from edgellm.kernels.graph import MATRIX_OPS, ROW_WISE, Graph, Op, Tensor
 
 CPU = "cpu"
+N_SLOTS = 2  # that streamed weights take turns in: one is read while the other is written
 PlaceOf = Callable[[int | None, str], str]  # (layer or None: the output's, matrix name or "")
 
 
 @dataclass(eq=False)
 class Part:
-    """Ops in order, the tensors they read of other places, and those that other places read."""
+    """Ops in order, the tensors they read of other places, and those that other places read:
+    ``peers`` are the devices that reads come from, ``to_cpu`` the writes that the CPU reads."""
 
     place: str
     ops: list[Op]
     reads: list[Tensor] = field(default_factory=list)
     writes: list[Tensor] = field(default_factory=list)
+    peers: dict[Tensor, str] = field(default_factory=dict)
+    to_cpu: list[Tensor] = field(default_factory=list)
 
 
 def places(graph: Graph, place_of: PlaceOf, kv_place: Callable[[int], str]) -> dict[Op, str]:
@@ -75,6 +79,8 @@ def split(graph: Graph, at: dict[Op, str]) -> list[Part]:
         part.writes = [
             op.output for op in part.ops if readers.get(op.output, set()) - {part.place}
         ]  # fmt: skip
+        part.peers = {t: made[t].place for t in part.reads if made[t].place != CPU}
+        part.to_cpu = [t for t in part.writes if CPU in readers[t]]
     return parts
 
 
@@ -95,6 +101,41 @@ def _in_turns(graph: Graph, at: dict[Op, str]) -> list[tuple[str, list[Op]]]:
         turns.append((place, mine))
         waiting = rest
     return turns
+
+
+def sections(part: Part, streamed: Collection[str]) -> list[Part]:
+    """A part cut so that each layer with one of these matrices stands alone: its weights come and
+    go while the others' stay. A section's reads and writes are those of the part that have to last
+    through it: what it or a later section reads, what it or an earlier one made."""
+    layers = {
+        op.layer
+        for op in part.ops
+        if op.kind in MATRIX_OPS and op.weights["weight"].name in streamed
+    }
+    if not layers:
+        return [part]
+    found = list[Part]()
+    current: int | None = None
+    for op in part.ops:
+        layer = op.layer if op.layer in layers else None
+        if not found or (layer != current and op.kind != "select"):  # which is of no layer
+            found.append(Part(part.place, []))
+            current = layer
+        found[-1].ops.append(op)
+    made = set[Tensor]()
+    for section in found:
+        made |= {op.output for op in section.ops}
+        section.writes = [t for t in part.writes if t in made]
+    needed = set[Tensor]()
+    for section in reversed(found):
+        needed |= {t for op in section.ops for t in op.inputs}
+        section.reads = [t for t in part.reads if t in needed]
+    return found
+
+
+def staging_bytes(sizes: Collection[int]) -> int:
+    """Of device memory that sections with so many bytes of streamed weights share."""
+    return min(N_SLOTS, len(sizes)) * max(sizes, default=0)
 
 
 def cpu_graph(graph: Graph, parts: list[Part]) -> Graph:

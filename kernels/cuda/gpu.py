@@ -8,7 +8,7 @@ is what is taken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cupy
@@ -83,6 +83,7 @@ class CudaDevice:
         self.cc = (int(properties["major"]), int(properties["minor"]))
         self._modules: dict[str, Any] = {}
         self._kernels: dict[str, CudaKernel] = {}
+        self._peers = set[int]()  # other devices whose memory this one may have access to
         self.main = self.stream()
 
     # ---- memory ---------------------------------------------------------------------------------
@@ -107,9 +108,10 @@ class CudaDevice:
         return int(free), int(total)
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        with _failures(self.name):
-            memory = cupy.cuda.alloc_pinned_memory(max(n_bytes, 1))
-        return np.frombuffer(memory, np.uint8, n_bytes)
+        """Not of CuPy's pool, which takes the next power of two and keeps it."""
+        with self._device, _failures(self.name):
+            memory = cupy.cuda.PinnedMemory(max(n_bytes, 1))
+        return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, n_bytes)
 
     # ---- copies ---------------------------------------------------------------------------------
 
@@ -123,6 +125,20 @@ class CudaDevice:
 
     def copy(self, target: Buffer, source: Buffer, n_bytes: int, stream: Any = None) -> None:
         self._copy(target.address, source.address, n_bytes, runtime.memcpyDeviceToDevice, stream)
+
+    def copy_from_peer(
+        self, target: Buffer, peer: CudaDevice, source: Buffer, n_bytes: int, stream: Any
+    ) -> None:
+        """Directly where the machine allows it; else the driver goes through the host's memory."""
+        with self._device, _failures(self.name):
+            if peer.index not in self._peers:
+                self._peers.add(peer.index)
+                if runtime.deviceCanAccessPeer(self.index, peer.index):
+                    with suppress(runtime.CUDARuntimeError):  # another model has enabled it
+                        runtime.deviceEnablePeerAccess(peer.index)
+            runtime.memcpyPeerAsync(
+                target.address, self.index, source.address, peer.index, n_bytes, stream.stream.ptr
+            )
 
     def _copy(self, target: int, source: int, n_bytes: int, kind: int, stream: Any) -> None:
         queue = stream or self.main

@@ -78,41 +78,12 @@ DEVICE void dot_rows(const u8* matrix, int n_groups, int n_out, int out_row, con
   for (int i = 0; i < N; i++) sums[i] = warp_sum(sums[i]);
 }
 
-// grid (n_out / 4, row tiles, heads), block 128. Head h has its own matrix and its part of a row.
 template <int N>
-DEVICE void matvec(const u8* matrix, u32 matrix_bytes, const u8* x, int x_stride, const float* bias,
-                   float* out, const int* count, int n_in, int n_out, int n_heads, int accumulate) {
-  const int out_row = blockIdx.x * 4 + WARP, head = blockIdx.z, first = blockIdx.y * N;
-  const int n_rows = *count, n_groups = n_in >> 5;
-  if (out_row >= n_out || first >= n_rows) return;
-  const Activations a = part_of(x, x_stride, n_in, n_heads, head);
-  int rows[N];
-#pragma unroll
-  for (int i = 0; i < N; i++) rows[i] = min(first + i, n_rows - 1);
-  float sums[N];
-  dot_rows<N>(matrix + (size_t)matrix_bytes * 256 * head, n_groups, n_out, out_row, a, rows, sums);
-  if (LANE) return;
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    if (first + i >= n_rows) break;
-    float* y = out + ((size_t)(first + i) * n_heads + head) * n_out + out_row;
-    float sum = sums[i];
-    if (bias) sum += bias[head * n_out + out_row];
-    *y = accumulate ? *y + sum : sum;
-  }
+DEVICE void products(const u8* matrix, const u8* x, int x_stride, int n_in, int n_out, int out_row, int n_heads,
+                     int head, const int (&rows)[N], float (&sums)[N]) {
+  dot_rows<N>(matrix, n_in >> 5, n_out, out_row, part_of(x, x_stride, n_in, n_heads, head), rows, sums);
 }
-
-#define MATVEC_PARAMETERS                                                                            \
-  const u8 *__restrict__ matrix, int matrix_units, const u8 *__restrict__ x, int x_stride,             \
-      const float *__restrict__ bias, float *__restrict__ out, const int *__restrict__ count,        \
-      int n_in, int n_out, int n_heads, int accumulate
-#define MATVEC_ARGUMENTS \
-  matrix, (u32)matrix_units, x, x_stride, bias, out, count, n_in, n_out, n_heads, accumulate
-
-extern "C" __global__ void __launch_bounds__(128) matvec_1(MATVEC_PARAMETERS) { matvec<1>(MATVEC_ARGUMENTS); }
-extern "C" __global__ void __launch_bounds__(128) matvec_2(MATVEC_PARAMETERS) { matvec<2>(MATVEC_ARGUMENTS); }
-extern "C" __global__ void __launch_bounds__(128) matvec_4(MATVEC_PARAMETERS) { matvec<4>(MATVEC_ARGUMENTS); }
-extern "C" __global__ void __launch_bounds__(128) matvec_8(MATVEC_PARAMETERS) { matvec<8>(MATVEC_ARGUMENTS); }
+#include "matvec.cuh"
 
 // A gate, its up and the function of both (activations.cuh) at once: what the two matrices say is not
 // written, read and launched for again. The same bits as one after the other. Grid as matvec's.

@@ -50,40 +50,17 @@ DEVICE void dot_rows(const u8* row, int n_in, const float* const (&x)[N], float 
   for (int i = 0; i < N; i++) sums[i] = warp_sum(sums[i]);
 }
 
-// See linear.cu, also for the grids.
 template <int N>
-DEVICE void matvec(const u8* matrix, size_t matrix_bytes, const u8* x, size_t x_stride, const float* bias, float* out,
-                   const int* count, int n_in, int n_out, int n_heads, int accumulate) {
-  const int out_row = blockIdx.x * 4 + WARP, head = blockIdx.z, first = blockIdx.y * N;
-  const int n_rows = *count;
-  if (out_row >= n_out || first >= n_rows) return;
-  const float* rows[N];
+DEVICE void products(const u8* matrix, const u8* x, int x_stride, int n_in, int n_out, int out_row, int n_heads,
+                     int head, const int (&rows)[N], float (&sums)[N]) {
+  const float* at[N];
 #pragma unroll
-  for (int i = 0; i < N; i++) rows[i] = row_of(x, x_stride, min(first + i, n_rows - 1)) + head * n_in;
-  float sums[N];
-  dot_rows<N>(matrix + matrix_bytes * head + (size_t)out_row * n_in * W::BYTES, n_in, rows, sums);
-  if (LANE) return;
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    if (first + i >= n_rows) break;
-    float* y = out + ((size_t)(first + i) * n_heads + head) * n_out + out_row;
-    const float sum = bias ? sums[i] + bias[head * n_out + out_row] : sums[i];
-    *y = accumulate ? *y + sum : sum;
-  }
+  for (int i = 0; i < N; i++) at[i] = row_of(x, x_stride, rows[i]) + head * n_in;
+  dot_rows<N>(matrix + (size_t)out_row * n_in * W::BYTES, n_in, at, sums);
 }
+#include "matvec.cuh"
 
-#define MATVEC_PARAMETERS                                                                            \
-  const u8 *__restrict__ matrix, int matrix_units, const u8 *__restrict__ x, int x_stride,          \
-      const float *__restrict__ bias, float *__restrict__ out, const int *__restrict__ count,        \
-      int n_in, int n_out, int n_heads, int accumulate
-#define MATVEC_ARGUMENTS \
-  matrix, (size_t)matrix_units * 256, x, x_stride, bias, out, count, n_in, n_out, n_heads, accumulate
-
-extern "C" __global__ void __launch_bounds__(128) matvec_1(MATVEC_PARAMETERS) { matvec<1>(MATVEC_ARGUMENTS); }
-extern "C" __global__ void __launch_bounds__(128) matvec_2(MATVEC_PARAMETERS) { matvec<2>(MATVEC_ARGUMENTS); }
-extern "C" __global__ void __launch_bounds__(128) matvec_4(MATVEC_PARAMETERS) { matvec<4>(MATVEC_ARGUMENTS); }
-extern "C" __global__ void __launch_bounds__(128) matvec_8(MATVEC_PARAMETERS) { matvec<8>(MATVEC_ARGUMENTS); }
-
+// See linear.cu, also for the grids.
 extern "C" __global__ void __launch_bounds__(128)
 expert_matvec(const u8* __restrict__ matrix, int matrix_units, const u8* __restrict__ x, int x_stride,
               const float* __restrict__ bias, float* __restrict__ out, const int* __restrict__ count,

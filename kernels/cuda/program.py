@@ -1,16 +1,18 @@
 """The CUDA back end: a device's parts of a graph, as launches on its stream.
 
-A part begins with what it reads of the CPU's memory and ends with what the CPU reads of it, which
-is the only wait: where all layers are on one device, once a step. Generated tokens are launched as
-a captured graph, one for each part and each power of two of rows; prompts launch by launch. Copies
-go through pinned memory on the stream.
+A part begins with what it reads of the CPU's memory or of another device, which is copied from
+there, and ends with what the CPU reads of it, which is the only wait: where all layers are on
+devices, once a step. Generated tokens are launched as
+a captured graph, one for each section and each power of two of rows; prompts launch by launch.
+Copies go through pinned memory on the stream. A part is one section, or several where weights are
+streamed: a section's weights are copied once a step, whatever goes through it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -24,6 +26,7 @@ from edgellm.kernels.cuda.device import Buffer, Device, aligned
 from edgellm.kernels.cuda.device import Graph as Captured
 from edgellm.kernels.cuda.fuse import fuse
 from edgellm.kernels.cuda.lower import LOWERINGS, lower_gated
+from edgellm.kernels.cuda.staging import Staging, units_of
 from edgellm.kernels.cuda.step import Pass, Span, StepNumbers
 from edgellm.kernels.cuda.weights import DeviceWeights, Progress, ReadInto
 from edgellm.kernels.cuda.workspace import (
@@ -35,10 +38,10 @@ from edgellm.kernels.cuda.workspace import (
     quantized_row_bytes,
 )
 from edgellm.kernels.graph import Op, Rope, Tensor
-from edgellm.kernels.split import Part
+from edgellm.kernels.split import Part, sections
 
 MOST_DECODED = 64  # rows of generated tokens that go through a part at once
-_MOST_CAPTURED = 64  # graphs that are kept
+_MOST_CAPTURED = 64  # graphs of a section that are kept
 
 
 class DeviceProgram:
@@ -46,17 +49,23 @@ class DeviceProgram:
     ``begin`` and, in the CPU's order, ``run`` for each part."""
 
     def __init__(
-        self, device: Device, parts: Sequence[Part], limits: Limits, read_into: ReadInto
-    ) -> None:
+        self, device: Device, parts: Sequence[Part], limits: Limits, read_into: ReadInto,
+        streamed: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """``streamed``: matrices that stay in the host's memory and are copied for each step."""
         self.device, self.parts, self.limits = device, list(parts), limits
+        self._sections = {part: sections(part, streamed) for part in parts}
+        self.sections = [section for part in parts for section in self._sections[part]]
+        self._streamed = streamed
         self.ops = [op for part in parts for op in part.ops]
         missing = next((op for op in self.ops if op.kind not in LOWERINGS), None)
         if missing is not None:
             raise ProgramError(f"{missing.label}: the GPU has no op {missing.kind!r}")
         self.shapes = {op: shape_of(op, limits) for op in self.ops if op.kind == "attention"}
-        self.fused = fuse(self.parts)
+        self.fused = fuse(self.sections)
         self._late = {"prefill": self.fused.late, "decode": self.fused.late_if_decoded}
-        self.stream = device.stream()
+        self.stream = device.main
+        self.peers: Mapping[str, DeviceProgram] = {}  # by place; whoever makes several tells them
         self._read_into, self._allocated = read_into, list[Buffer]()
         self._captured: OrderedDict[tuple[int, int, int], Captured | None] = OrderedDict()
         self._done: set[Key] = set()  # what the running pass has made already
@@ -72,7 +81,10 @@ class DeviceProgram:
         device, limits = self.device, self.limits
         self.groups = {op: group_of(op) for op in self.shapes}
         groups = list(dict.fromkeys(self.groups.values()))
-        self.weights = DeviceWeights(device, self.ops, self._read_into, limits.n_ctx)
+        self.staging = Staging(device, units_of(self.sections, self._streamed))
+        if self.staging.memory is not None:
+            self._allocated.append(self.staging.memory)
+        self.weights = DeviceWeights(device, self.ops, self._read_into, limits.n_ctx, self.staging)
         self._allocated.append(self.weights.memory)
         self._pools: dict[Op, tuple[Buffer, Buffer]] = {}
         if self.shapes:
@@ -83,13 +95,15 @@ class DeviceProgram:
                 keys, values = pool_bytes(op, limits)
                 self._pools[op] = pools.at(at, keys), pools.at(at + keys, values)
                 at += keys + values
-        layout = workspace(self.parts, limits, self.shapes.values())
+        layout = workspace(self.sections, limits, self.shapes.values())
         memory = device.alloc(layout.n_bytes)
         self._allocated.append(memory)
         self.buffers = layout.place(memory)
         self.numbers = StepNumbers(device, limits, groups, n_decode(limits))
         self._allocated.append(self.numbers.memory)
-        crossing = dict.fromkeys(t for part in self.parts for t in (*part.reads, *part.writes))
+        crossing = dict.fromkeys(
+            t for part in self.parts for t in (*part.reads, *part.to_cpu) if t not in part.peers
+        )
         self._host = {
             t: device.pinned(4 * row_limits(limits).of(t) * t.dim)
             .view(np.float32).reshape(-1, t.dim)
@@ -121,6 +135,7 @@ class DeviceProgram:
         """What the step is about: runs of rows, which of them are generated tokens, whose logits
         are wanted."""
         with self._watched():
+            self.stream.synchronize()  # of a step that was interrupted something may be left
             self.numbers.describe(spans, is_decode, out_rows, self.stream)
 
     def run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
@@ -148,50 +163,71 @@ class DeviceProgram:
             raise
 
     def _run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
+        for tensor, place in part.peers.items():
+            self._fetch(tensor, self.peers[place], len(rows(tensor)))
         for tensor in part.reads:
+            if tensor in part.peers:
+                continue
             source, order = rows(tensor), self._order(tensor)
             staged = self._host[tensor][: len(source)]
             staged[:] = source if order is None else source[order]
             if len(source):
                 self.device.copy_to(self.buffers[tensor], staged, self.stream)
-        for s in self.numbers.passes:
-            self._pass(part, s)
-        for tensor in part.writes:
+        for section in self._sections[part]:
+            self.staging.enter(section, self.stream)
+            for s in self.numbers.passes:
+                self._pass(section, s)
+            self.staging.leave(section, self.stream)
+        for tensor in part.to_cpu:
             staged = self._host[tensor][: len(rows(tensor))]
             if len(staged):
                 self.device.copy_from(self.buffers[tensor], staged, self.stream)
-        self.stream.synchronize()
-        for tensor in part.writes:
+        if part.to_cpu:
+            self.stream.synchronize()
+        for tensor in part.to_cpu:
             target, order = rows(tensor), self._order(tensor)
             target[slice(None) if order is None else order] = self._host[tensor][: len(target)]
+
+    def _fetch(self, tensor: Tensor, peer: DeviceProgram, n_rows: int) -> None:
+        """Rows that another device made, which lie there in the same order: after they are made,
+        and before their memory is used for something else (which of two devices the second would
+        not do anyway: its next part waits for the first; of three it might)."""
+        n_bytes = 4 * n_rows * tensor.dim
+        if not n_bytes:
+            return
+        self.stream.wait(peer.stream.record())
+        self.device.copy_from_peer(
+            self.buffers[tensor], peer.device, peer.buffers[tensor], n_bytes, self.stream
+        )
+        peer.stream.wait(self.stream.record())
 
     def _order(self, tensor: Tensor) -> NDArray[np.int64] | None:
         return self.numbers.out_order if tensor.rows == "out" else self.numbers.order
 
-    def _pass(self, part: Part, s: Pass) -> None:
+    def _pass(self, section: Part, s: Pass) -> None:
         """A pass that begins with the step's first row is captured when it comes again: by then its
         kernels are loaded."""
         if s.phase == "prefill" or s.first:
-            self._launch(part, s)
+            self._launch(section, s)
             return
-        key = (self.parts.index(part), s.tokens.limit, s.wanted.limit)
+        key = (self.sections.index(section), s.tokens.limit, s.wanted.limit)
         if key not in self._captured:
             self._captured[key] = None
-            self._launch(part, s)
+            self._launch(section, s)
         else:
             captured = self._captured.pop(key)
             if captured is None:
                 with self.device.capture(self.stream) as captured:
-                    self._launch(part, s)
+                    self._launch(section, s)
             self._captured[key] = captured
             captured.launch(self.stream)
-        if len(self._captured) > _MOST_CAPTURED:
+        if len(self._captured) > _MOST_CAPTURED * len(self.sections):
             self._captured.popitem(last=False)
 
-    def _launch(self, part: Part, s: Pass) -> None:
+    def _launch(self, section: Part, s: Pass) -> None:
         self._done.clear()
         late = self._late[s.phase]
-        for op in part.ops:
+        for op in section.ops:
             if op in late or not s.rows(op.output).limit:
                 continue
             if s.phase == "decode" and op in self.fused.gated:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,9 @@ from edgellm.kernels.cuda.device import Buffer, Device, aligned
 from edgellm.kernels.cuda.operations import Matrix
 from edgellm.kernels.graph import MATRIX_OPS, Op, Weight
 from edgellm.kernels.rope import RopeTable
+
+if TYPE_CHECKING:
+    from edgellm.kernels.cuda.staging import Staging
 
 ReadInto = Callable[[Weight, int, NDArray[np.uint8]], None]  # (weight, first byte, where to)
 Progress = Callable[[int, int], None]
@@ -56,19 +60,26 @@ def vectors_of(ops: Iterable[Op]) -> dict[str, Weight]:
 
 
 class DeviceWeights:
-    """The matrices, vectors and rotation frequencies of ops in device memory."""
+    """The matrices, vectors and rotation frequencies of ops in device memory. Those matrices that
+    ``staging`` has are filled into the host's memory, and come and go."""
 
-    def __init__(self, device: Device, ops: list[Op], read_into: ReadInto, n_ctx: int) -> None:
+    def __init__(
+        self, device: Device, ops: list[Op], read_into: ReadInto, n_ctx: int, staging: Staging
+    ) -> None:
         """Takes the memory; ``fill`` reads the file. OutOfDeviceMemory."""
         self._device, self._read_into, self._n_ctx = device, read_into, n_ctx
         self._matrices, self._vectors = matrices_of(ops), vectors_of(ops)
         self._ropes = dict.fromkeys(op.attrs["rope"] for op in ops if op.kind == "rope")
-        sizes = {w.name: matrix_bytes(w) for w in self._matrices.values()}
+        self._staging = staging
+        sizes = {
+            w.name: matrix_bytes(w) for w in self._matrices.values() if w.name not in staging.at
+        }
         sizes |= {w.name: vector_bytes(w) for w in self._vectors.values()}
         sizes |= {rope: aligned(4 * rope.dim) for rope in self._ropes}
         self.n_bytes = sum(sizes.values())
         self.memory = device.alloc(self.n_bytes)
         self._at, at = dict[object, Buffer](), 0
+        self._at.update(staging.at)
         for key, size in sizes.items():
             self._at[key] = self.memory.at(at, size)
             at += size
@@ -105,6 +116,7 @@ class DeviceWeights:
                     done += n * weight.type.row_bytes(weight.n_in)
                     if progress is not None:
                         progress(done, total)
+        self._staging.start()
 
     def _load(self, weight: Weight) -> NDArray[np.float32]:
         """A small tensor as float32, in numpy's order."""
@@ -124,15 +136,18 @@ class DeviceWeights:
         """A piece has planes of its own, whose rows go into the planes of the matrix."""
         weight, i, first, n = piece
         whole = pack.plane_sizes(weight.type, weight.n_in, weight.n_out)
-        matrix = self._at[weight.name]
+        matrix, host = self._at[weight.name], self._staging.host.get(weight.name)
         to, source = i * pack.packed_bytes(weight.type, weight.n_in, weight.n_out), 0
         for size in whole:
             row = size // weight.n_out
             for at in range(0, n * row, len(bounce)):
                 part = packed[source + at : source + min(at + len(bounce), n * row)]
+                target = to + first * row + at
+                if host is not None:
+                    host[target : target + len(part)] = part
+                    continue
                 bounce[: len(part)] = part
-                target = matrix.at(to + first * row + at)
-                self._device.copy_to(target, bounce[: len(part)])
+                self._device.copy_to(matrix.at(target), bounce[: len(part)])
             to, source = to + aligned(size), source + aligned(n * row)
 
 

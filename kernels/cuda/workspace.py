@@ -1,8 +1,8 @@
 """Where a device keeps rows: every tensor of its parts in one allocation, laid out before anything
 runs. Pure arithmetic, so that a plan can ask what rows will need.
 
-Tensors share memory when their times do not overlap. What a part reads of or leaves for others is
-whole for as long as the part runs, because phases go through a part one after the other.
+Tensors share memory when their times do not overlap. What a part (or a section of one) reads of or
+leaves for others is whole for as long as it runs, because phases go through it one after the other.
 """
 
 from __future__ import annotations
@@ -74,12 +74,14 @@ class Workspace:
         end = start + len(part.ops)
         places = {op: i for i, op in enumerate(part.ops, start)}
         own = {op.output for op in part.ops}
+        for tensor in (*part.reads, *part.writes):
+            self._use(tensor, 4 * self._limits.of(tensor) * tensor.dim, start, end)
         made = {op.output: places[op] for op in part.ops}
         for op, first in places.items():
             i = places[self._late.get(op, op)]  # when it may be launched at the latest
             for tensor in (*op.inputs, op.output):
                 self._use(tensor, 4 * self._limits.of(tensor) * tensor.dim, first, i)
-                if tensor not in own or tensor in part.writes or tensor in read_elsewhere:
+                if tensor not in own or tensor in read_elsewhere:
                     self._use(tensor, 0, start, end)
             if op.kind in MATRIX_OPS and is_quantized(op):
                 x = op.inputs[0]  # quantized where it is made, or by its first reader

@@ -1,5 +1,6 @@
 """edgellm chat on a pseudo-terminal, with a fake engine and with a real one."""
 
+import io
 import json
 import os
 import stat
@@ -14,6 +15,8 @@ pytest.importorskip("pyte")
 
 sys.path.insert(0, str(Path(__file__).parent))
 from terminal import REAL_CODE, Terminal, chat_code  # noqa: E402
+
+from edgellm.cli.main import run  # noqa: E402
 
 
 @pytest.fixture
@@ -507,3 +510,13 @@ def test_a_resumed_session_goes_on_with_the_very_tokens(real, tmp_path):
     assert whole["messages"] == parts["messages"]
     ends = [token for token in whole["seen"]["tokens"] if token == 2]  # <|im_end|>
     assert len(ends) == 4  # of system, two questions and one answer: none that a user wrote
+
+
+def test_flags_of_gpus_beside_a_server_are_said_to_be_unused(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
+    url = "http://127.0.0.1:9"  # nobody is there
+    assert run(["chat", "--server", url, "-ngl", "3", "-ot", "ffn=cpu"]) != 0
+    said = "What runs on a GPU is the server's to choose: --ngl, --override-tensor changes nothing."
+    assert said in capsys.readouterr().err
+    assert run(["chat", "--server", url]) != 0
+    assert "server's to choose" not in capsys.readouterr().err

@@ -40,3 +40,9 @@ def test_json_without_a_gpu(model, capsys, monkeypatch):
 def test_bad_lists_are_named(model, capsys):
     assert run(["plan", model, "-c", "many"]) == 2
     assert "'many' is no number" in capsys.readouterr().err
+
+
+def test_a_context_too_short_to_check(model, capsys, monkeypatch):
+    monkeypatch.setenv("EDGELLM_DEVICE", "cpu")
+    assert run(["plan", model, "-c", "1", "--check"]) == 2
+    assert "too short; ask for 32 at least (-c)" in capsys.readouterr().err

@@ -276,11 +276,12 @@ def test_flags_that_go_before_the_file_reach_the_engine(fake, refused, capsys):
 def test_flags_of_offload_reach_the_engine(fake, monkeypatch):
     assert run(["run", "m.gguf", "Hi"]) == 0 and fake.SEEN["offload"] == Options()
     flags = ["-ngl", "20", "--fit-margin", "512", "-ot", r"ffn_(up|gate)=cpu,attn=cuda1",
-             "-ot", "output=cuda0", "--n-cpu-moe", "3", "-nkvo", "-ts", "3,1"]  # fmt: skip
+             "-ot", "output=cuda0", "--n-cpu-moe", "3", "-nkvo", "-ts", "3,1",
+             "--stream-layers", "on", "--strict-bits"]  # fmt: skip
     assert run(["run", "m.gguf", "Hi", *flags]) == 0
     assert fake.SEEN["offload"] == Options(
         20, 512 << 20, ((r"ffn_(up|gate)", "cpu"), ("attn", "cuda1"), ("output", "cuda0")), 3,
-        False, (3.0, 1.0),
+        False, (3.0, 1.0), "on", True,
     )  # fmt: skip
     monkeypatch.setenv("EDGELLM_N_GPU_LAYERS", "all")
     assert run(["run", "m.gguf", "Hi", "--cpu-moe"]) == 0

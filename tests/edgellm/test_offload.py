@@ -19,8 +19,9 @@ from edgellm.offload import (
     Plan,
     Room,
     Sizes,
-    plan,
+    Stream,
 )
+from edgellm.offload_plan import plan
 
 MiB, GiB = 1 << 20, 1 << 30
 Q4, Q6 = 4.5 / 8, 6.5625 / 8  # bytes of a weight
@@ -67,14 +68,20 @@ MODELS = {
 def used(sizes: Sizes, made: Plan) -> dict[str, int]:
     """Bytes of each device, counted again from the places alone."""
     found: dict[str, int] = {}
+    copied: dict[str, list[int]] = {}
     for i, layer in enumerate((*sizes.layers, sizes.output)):
+        unit = sum(m.n_bytes for m in layer.matrices if m.name in made.streamed)
+        if unit:
+            copied.setdefault(made.places[i], []).append(unit)
         at = made.places[i]
         if at != CPU:
             found[at] = found.get(at, 0) + layer.other + (layer.kv if made.kv_offload else 0)
         for m in layer.matrices:
             place = made.matrices.get(m.name, at)
-            if place != CPU:
+            if place != CPU and m.name not in made.streamed:
                 found[place] = found.get(place, 0) + m.n_bytes
+    for place, units in copied.items():
+        found[place] = found.get(place, 0) + min(2, len(units)) * max(units)
     return {name: n + sizes.workspace for name, n in found.items() if n}
 
 
@@ -99,20 +106,22 @@ def test_plan_never_exceeds_memory_and_uses_nearly_all_of_it(name: str, gigabyte
     name=st.sampled_from(sorted(MODELS)),
     gigabytes=st.lists(st.floats(0.1, 24.0), min_size=1, max_size=4),
     n=st.one_of(st.none(), st.integers(0, 90)), n_cpu_moe=st.integers(0, 60),
-    kv=st.booleans(), split=st.booleans(),
+    kv=st.booleans(), split=st.booleans(), stream=st.sampled_from(["on", "off"]),
 )  # fmt: skip
 def test_any_options_on_any_devices_stay_within_memory(
-    name: str, gigabytes: list[float], n: int | None, n_cpu_moe: int, kv: bool, split: bool
-) -> None:
+    name: str, gigabytes: list[float], n: int | None, n_cpu_moe: int, kv: bool, split: bool,
+    stream: Stream,
+) -> None:  # fmt: skip
     sizes = MODELS[name]
     rooms = [Room(f"cuda{i}", int(g * GiB), int(g * GiB)) for i, g in enumerate(gigabytes)]
     shares = tuple(float(i + 1) for i in range(len(rooms))) if split else ()
-    options = Options(n, n_cpu_moe=n_cpu_moe, kv_offload=kv, tensor_split=shares)
+    options = Options(n, n_cpu_moe=n_cpu_moe, kv_offload=kv, tensor_split=shares, stream=stream)
     made = plan(sizes, rooms, options)
     for room in rooms:
         assert used(sizes, made).get(room.name, 0) <= room.budget(None)
     if n is not None:
         assert made.n_gpu_layers <= n
+    assert all(used(sizes, made).get(n, 0) == t.total for n, t in made.taken.items())
     # from the last layer down, and each device's layers side by side
     layers = made.places[:-1]
     first = next((i for i, p in enumerate(layers) if p != CPU), len(layers))
@@ -127,6 +136,24 @@ def test_number_counts_the_last_layers_and_the_output_is_one_more() -> None:
     assert plan(sizes, [room], Options(33)).places == ["cuda0"] * 33
     assert plan(sizes, [room], Options(ALL)).places == ["cuda0"] * 33
     assert not plan(sizes, [room], Options(0)).uses_device
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(deadline=None, max_examples=20)
+@given(gigabytes=st.floats(0.5, 24.0))
+def test_streamed_layers_fill_the_memory_and_no_more(name: str, gigabytes: float) -> None:
+    sizes, total = MODELS[name], int(gigabytes * GiB)
+    room = Room("cuda0", total, total)
+    made = plan(sizes, [room], Options(stream="on"))
+    taken, budget = used(sizes, made).get("cuda0", 0), room.budget(None)
+    assert taken == made.taken["cuda0"].total <= budget
+    if made.streamed:
+        assert taken >= 0.9 * budget
+        assert made.notes[0].startswith("cuda0 has no room for ")
+    # what can only be with streaming: every layer of a model larger than the memory
+    if name == "llama 8B" and 2 < gigabytes < 4:
+        assert made.streamed and CPU not in made.places[:-1]
+        assert made.n_gpu_layers > plan(sizes, [room]).n_gpu_layers
 
 
 def test_more_than_fits_is_cut_with_a_sentence() -> None:
@@ -181,6 +208,7 @@ def test_overrides_send_matrices_elsewhere_and_the_first_match_wins() -> None:
         ({"tensor_split": 3}, "tensor_split must be shares"),
         ({"n_gpu_layers": "all"}, "n_gpu_layers must be a number"),
         ({"n_gpu_layers": True}, "n_gpu_layers must be a number"),
+        ({"stream": "often"}, "stream must be auto, on or off"),
         ({"fit_margin": -1}, "fit_margin must be a number"),
         ({"overrides": ("ffn=cpu",)}, "overrides must be a tuple of (pattern, place)"),
     ],

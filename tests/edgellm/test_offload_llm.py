@@ -1,10 +1,4 @@
-"""Whole tiny models with layers on emulated GPUs: the same text as the CPU, in the memory planned.
-
-Tolerance: a device rounds activations to 8 bits by 32 where the CPU may take blocks of 256, 14 bits
-or floats, so logits differ by the error of one rounding, 1/254 of the largest of 32 elements, which
-adds up over the layers of a model as noise does: some 1 % of the largest logit of these models, of
-which 5 % are allowed. In a mixture a token whose experts nearly tie may get others.
-"""
+"""Whole tiny models with layers on emulated GPUs: the CPU's text, in the memory planned."""
 
 from __future__ import annotations
 
@@ -15,23 +9,17 @@ from typing import Any
 import architectures
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from on_gpus import GREEDY, NAMES, PROMPTS, Make, expected, is_close, load, margins
 
-from edgellm import LLM, SamplingParams
+from edgellm import LLM
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cuda.device import DeviceError
 from edgellm.kernels.cuda.emulated import POLICIES, EmulatedDevice
 from edgellm.kernels.cuda.fuse import Fused
-from edgellm.offload import ALL, Options
+from edgellm.offload import ALL
 from edgellm.request_options import RequestOptions
 from edgellm.runner import Run
 from edgellm.steps import Steps
-
-NAMES = ("llama", "llama-moe", "gemma3", "qwen3moe", "gpt-oss", "deepseek2")
-GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-PROMPTS = [[int(t) for t in np.arange(3, 3 + n) * 7 % architectures.N_VOCAB] for n in (67, 20, 45)]
-Make = Callable[..., Path]
-Logits = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
@@ -43,43 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Make:
         return path if path.exists() else architectures.write(path, name, **keys)
 
     return make
-
-
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch, emulator: None) -> Callable[..., list[EmulatedDevice]]:
-    """Emulated devices that the models of the test get."""
-
-    def use(*totals: int, policy: str = "lazy") -> list[EmulatedDevice]:
-        made = [EmulatedDevice(total, policy, seed=i) for i, total in enumerate(totals)]
-        named = {f"cuda{i}": device for i, device in enumerate(made)}
-        monkeypatch.setattr("edgellm.placement.open_gpus", lambda: (named, ""))
-        return made
-
-    return use
-
-
-def load(path: Path, n: int | None = None, **options: Any) -> LLM:
-    own = {k: options.pop(k) for k in list(options) if k in Options.__dataclass_fields__}
-    options = {"n_ctx": 256, "n_threads": 2, "max_num_seqs": 4} | options
-    return LLM(path, n_gpu_layers=n, offload=Options(**({"fit_margin": 0} | own)), **options)
-
-
-def expected(path: Path) -> tuple[Logits, list[list[int]]]:
-    with load(path, 0) as llm:
-        return llm.logits(PROMPTS[0]), [c.tokens for c in llm.generate(PROMPTS, GREEDY)]
-
-
-def is_close(found: Logits, wanted: Logits) -> bool:
-    off = np.abs(found - wanted).max(-1)
-    return bool(np.quantile(off, 0.9) < 0.05 * np.abs(wanted).max())
-
-
-def margins(path: Path, prompt: list[int], text: list[int]) -> Logits:
-    """By how much the CPU prefers each token of a text to the next best."""
-    with load(path, 0) as llm:
-        rows = np.sort(llm.logits([*prompt, *text])[len(prompt) - 1 : -1], -1)
-        best: Logits = rows[:, -1] - rows[:, -2]
-        return best
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -353,3 +304,10 @@ def test_ops_launched_together_have_the_bits_of_one_by_one(
             launches.append(device.n_launches)
     assert np.array_equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
     assert launches[0] < 0.9 * launches[1]
+
+
+def test_flags_about_experts_of_a_model_without_them(model: Make) -> None:
+    with load(model("llama"), 0, n_cpu_moe=3) as llm:
+        assert llm.notices == [
+            "The model has no experts that could stay on the CPU (--cpu-moe, --n-cpu-moe)."
+        ]

@@ -21,7 +21,7 @@ from edgellm.kernels.rows import select_early
 from edgellm.kernels.split import places, split
 from edgellm.models import _module
 from edgellm.models.config import Config
-from edgellm.offload import Options, Room
+from edgellm.offload import Options, Room, Stream
 from edgellm.offload_sizes import device_sizes, fitted_plan
 from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF
@@ -110,22 +110,24 @@ def group_of() -> Callable[[Op], AttentionGroup]:
     return find
 
 
+@pytest.mark.parametrize("stream", ["off", "on"])
 @pytest.mark.parametrize("gigabytes", [0.5, 0.9, 2, 5, 8, 11, 16, 24])
 def test_what_is_loaded_never_exceeds_memory_and_uses_nearly_all_of_it(
-    model: tuple[Graph, int], gigabytes: float
+    model: tuple[Graph, int], gigabytes: float, stream: Stream
 ) -> None:
     graph, n_layers = model
     total = int(gigabytes * GiB)
     room = Room("cuda0", total, total)
-    made, _ = fitted_plan(graph, n_layers, LIMITS, [room], Options())
+    sizes = device_sizes(graph, n_layers, LIMITS)
+    made = fitted_plan(graph, sizes, LIMITS, [room], Options(stream=stream))
     device = emulated.EmulatedDevice(room.budget(None))  # not a byte of the margin is there
     whole = select_early(graph, ())
     parts = split(whole, places(whole, made.place_of, made.kv_place))
     mine = [part for part in parts if part.place == "cuda0"]
-    program = DeviceProgram(device, mine, LIMITS, lambda weight, start, out: None)
+    program = DeviceProgram(device, mine, LIMITS, lambda weight, start, out: None, made.streamed)
     program.load(group_of())
     assert device.used <= made.taken["cuda0"].total
-    if device_sizes(graph, n_layers, LIMITS).total > room.budget(None):
+    if sizes.total > room.budget(None):
         assert device.used >= 0.9 * device.total
     else:
         assert made.n_gpu_layers == n_layers + 1

@@ -68,6 +68,38 @@ def test_layers_on_a_gpu_cost_its_bandwidth_and_two_hops() -> None:
     assert forecast.step_seconds() == pytest.approx(cpu + gpu + copies)
 
 
+def test_streamed_layers_cost_their_copies_once_a_step() -> None:
+    graph, plan = model_of(4, 1024), cpu_only(4)
+    plan.places = ["cuda0"] * 5
+    plan.streamed = {f"blk.{i}.attn_output.weight" for i in range(3)}
+    one, row = 1024 * 1024 // 32 * 34, 4 * (1024 + 64)
+    forecast = Forecast(graph, plan, "f16", "f16", SPEEDS)
+    step = 3 * one / 20e9 + row / 20e9 + 2 * 10e-6
+    assert forecast.step_seconds() == pytest.approx(step)
+    crossing = 512 * row / 20e9 + 2 * 2 * 10e-6  # two steps
+    assert forecast.first_token_seconds(512) == pytest.approx(2 * 3 * one / 20e9 + crossing)
+    assert forecast.request_seconds() == pytest.approx(
+        forecast.first_token_seconds(512) + 128 * forecast.step_seconds(1, 512)
+    )
+
+
+def test_lines_with_and_without_streaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = architectures.write(
+        tmp_path / "m.gguf", "llama", block_count=8, feed_forward_length=1024
+    )
+    monkeypatch.setenv("EDGELLM_DEVICE", "emulated:1G")
+    (whole,) = Planner(path, speeds=SPEEDS).lines([9], [128], ("f16",))
+    total = whole.gpu_bytes["cuda0"] - whole.bill["cuda0 weights"] // 2 >> 10
+    monkeypatch.setenv("EDGELLM_DEVICE", f"emulated:{total}K")
+    planner = Planner(path, fit_margin=0, speeds=SPEEDS)
+    lines = planner.lines([9], [128], ("f16",))
+    assert [line.n_streamed > 2 for line in lines] == [False, True]
+    cpu, streamed = lines
+    assert streamed.n_gpu_layers > cpu.n_gpu_layers and streamed.bill["cuda0 copies"] > 0
+    assert sum(streamed.gpu_bytes.values()) <= total << 10
+    planner.close()
+
+
 def test_a_prompt_grows_faster_than_its_length() -> None:
     forecast = Forecast(model_of(8, 512), cpu_only(8), "f16", "f16", SPEEDS)
     times = [forecast.first_token_seconds(n) for n in (1000, 2000, 4000)]
