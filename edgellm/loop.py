@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgellm.cache_report import PromptHistory
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu.team import TeamError
 from edgellm.metrics import Metrics
 from edgellm.runner import Run, Runner
-from edgellm.sampling import log_softmax_top
+from edgellm.sampling import Candidates, log_softmax_top
 from edgellm.scheduler import Scheduler
 from edgellm.sequence import Piece, Sequence
 from edgellm.step_time import StepTime
@@ -78,7 +75,7 @@ class Loop:
         n_decode = sum(1 for s, n in batch.items() if n == 1 == s.n_waiting)
         n_prefill = sum(batch.values()) - n_decode
         try:
-            rows = self._runner.forward(runs)
+            rows = self._runner.best(runs, _n_best(runs))
         except Exception as error:
             self.fail(batch, EngineError(f"{error}.") if isinstance(error, TeamError) else error)
             return True
@@ -102,7 +99,7 @@ class Loop:
         """Tokens that end a text; the tokenizer may still be loading when the loop is made."""
         return frozenset(self._tokenizer().eog)
 
-    def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> bool:
+    def _score(self, sequence: Sequence, rows: list[Candidates]) -> bool:
         """Score the prompt's tokens behind the last ones that were computed, as far as they have no
         scores yet: a sequence that lost its room is computed again. False when that failed."""
         if not sequence.wants_scores:
@@ -113,7 +110,7 @@ class Loop:
                 break
             token, n_top = sequence.tokens[position], sequence.params.prompt_logprobs or 0
             try:
-                logprob, best = log_softmax_top(rows[position - first], token, n_top)
+                logprob, best = log_softmax_top(rows[position - first].logits, token, n_top)
             except Exception as error:
                 sequence.error = error
                 self.finish(sequence, "error")
@@ -121,7 +118,7 @@ class Loop:
             sequence.scores.append((token, logprob, best))
         return True
 
-    def _update(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+    def _update(self, sequence: Sequence, candidates: Candidates) -> None:
         """Sample the sequence's next token and decide whether it was the last."""
         params = sequence.params
         if params.max_tokens == 0:
@@ -129,7 +126,7 @@ class Loop:
             self.finish(sequence, "length")
             return
         try:
-            token = sequence.sampler.draw(logits, sequence.tokens)
+            token = sequence.sampler.draw(candidates, sequence.tokens)
             is_complete = sequence.sampler.accept(token)
         except Exception as error:  # also of a user's function; the others' step goes on
             sequence.error = error
@@ -140,14 +137,14 @@ class Loop:
         self.metrics.token(sequence, now)
         if token in self._eog and (params.structured or not params.ignore_eos):
             if params.logprobs:
-                sequence.end = token, *log_softmax_top(logits, token, params.logprobs)
+                sequence.end = token, *log_softmax_top(candidates.logits, token, params.logprobs)
             self.finish(sequence, "stop")
             return
         sequence.tokens.append(token)
         text, hit = sequence.stops.push(sequence.decoder.push(token))
         logprob, top = None, ()
         if params.logprobs:
-            logprob, best = log_softmax_top(logits, token, params.logprobs)
+            logprob, best = log_softmax_top(candidates.logits, token, params.logprobs)
             top = tuple(best)  # type: ignore[assignment]
         sequence.pieces.append(Piece(text, token, None, logprob, top, sequence.choice))
         n_output = len(sequence.tokens) - sequence.n_prompt
@@ -216,3 +213,9 @@ def _wanted(sequence: Sequence, n_tokens: int) -> str:
     if sequence.wants_scores:
         return "all"
     return "last" if n_tokens == sequence.n_waiting else "none"
+
+
+def _n_best(runs: list[Run]) -> int:
+    """How many of the largest logits of each row a step has to bring; 0: all of them."""
+    needed = [run.sequence.n_best for run in runs if run.n_wanted]
+    return max(needed, default=0) if all(needed) else 0

@@ -34,7 +34,7 @@ def device_sizes(graph: Graph, n_layers: int, limits: Limits) -> Sizes:
     output = _layer([op for op in by_layer.get(None, []) if op.kind != "select"], limits, taken)
     usable = {i for i, layer in enumerate(layers) if not layer.why}
     ops = [op for op in mine if op.layer in usable or (op.layer is None and not output.why)]
-    return Sizes(layers, output, _workspace(ops, limits) if ops else 0)
+    return Sizes(layers, output, _workspace(whole, ops, limits) if ops else 0)
 
 
 def fitted_plan(
@@ -107,11 +107,13 @@ def _matrices(ops: list[Op], taken: set[str], sized: bool = True) -> tuple[Matri
     return tuple(found)
 
 
-def _workspace(ops: list[Op], limits: Limits) -> int:
+def _workspace(graph: Graph, ops: list[Op], limits: Limits) -> int:
     """Were all of these one part."""
     made = {op.output for op in ops}
     reads = list(dict.fromkeys(t for op in ops for t in op.inputs if t not in made))
-    return _rows([Part("gpu", ops, reads, [ops[-1].output])], limits)
+    last = ops[-1].output
+    logits = last if last is graph.output and last.rows == "out" else None
+    return _rows([Part("gpu", ops, reads, [last], logits=logits)], limits)
 
 
 def _rows(parts: list[Part], limits: Limits) -> int:

@@ -21,6 +21,7 @@ from edgellm.kv_cache import CacheGroup, KVCache, NoRoom
 from edgellm.kv_pools import DevicePool, HostPool, Pool
 from edgellm.offload import Plan
 from edgellm.quant.gguf import GGUF
+from edgellm.samplers.chain import Candidates
 from edgellm.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -197,6 +198,17 @@ class Runner:
         for run in runs:
             cache.commit(run.sequence, run.n_tokens)
         return self.program.logits[:wanted]
+
+    def best(self, runs: list[Run], n: int) -> list[Candidates]:
+        """``forward`` for who needs no more than the ``n`` largest logits of each wanted row (0:
+        all). Where a GPU makes the logits and n is small, the others stay there."""
+        device = next((d for d in self.devices.values() if 0 < n <= d.most_best), None)
+        if device is None:
+            return [Candidates(row) for row in self.forward(runs)]
+        with device.choosing(n):
+            self.forward(runs)
+            ids, logits = device.best(sum(run.n_wanted for run in runs))
+        return [Candidates(*row, ordered=True) for row in zip(logits, ids, strict=True)]
 
     def _describe(self, spans: NDArray[np.int64]) -> None:
         """Positions and slots of all rows. ``spans``: first row, tokens, first position, table row

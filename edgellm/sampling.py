@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import EdgeLLMError
-from edgellm.samplers.chain import NO_TOKENS, STEPS, Candidates, Context, Ids, largest
+from edgellm.samplers.chain import NO_TOKENS, STEPS, Candidates, Context, Floats, Ids, largest
 from edgellm.samplers.noise import keyed_gumbel
 from edgellm.samplers.temperature import mirostat, mirostat_step
 from edgellm.sampling_params import SamplingParams
@@ -74,30 +74,36 @@ class Sampler:
         self._piece, self._budget = piece, budget
         self._plain = bias is None and not users
         self._greedy = params.greedy and self._plain and matcher is None
+        # of the largest logits, those that a draw depends on; 0: all of them
+        self.n_best = params.n_best if self._plain and matcher is None else 0
         self._mu = 2 * params.mirostat_tau
         self._known = 0  # tokens of the history buffer
         self._buffer = NO_TOKENS
         self._looks_back = bool(users) or params.penalizes or params.dries
 
-    def draw(self, logits: Row, tokens: Sequence[int], position: int | None = None) -> int:
+    def draw(
+        self, logits: Row | Candidates, tokens: Sequence[int], position: int | None = None
+    ) -> int:
         """The token that follows ``tokens``. ``position`` is the sequence position it will take.
 
-        logits: float32 [n_vocab], left as they are
+        logits: float32 [n_vocab], left as they are; or ``n_best`` of them or more, with which the
+        token is the same
         """
         position = len(tokens) if position is None else position
-        best = int(logits.argmax())  # numpy finds a NaN first, and the lowest id among equals
-        if not math.isfinite(logits[best]):
+        candidates = logits if isinstance(logits, Candidates) else Candidates(logits)
+        best, peak = candidates.best
+        if not math.isfinite(peak):
             raise ModelProducedNaN(position)
-        if (forced := self._forced(len(logits))) is not None:
+        n_logits = len(candidates.logits)
+        if (forced := self._forced(n_logits)) is not None:
             return forced
         if self._greedy:
             return best
         history = self._history(tokens) if self._looks_back else NO_TOKENS
         if not self._plain:
-            logits = self._change(logits, history, position)
-        candidates = Candidates(logits)
+            candidates = Candidates(self._change(candidates.logits, history, position))
         if self._matcher is not None:
-            allowed = self._matcher.allowed(len(logits), self.params.ignore_eos)
+            allowed = self._matcher.allowed(n_logits, self.params.ignore_eos)
             candidates = candidates.take(allowed)
             if not math.isfinite(candidates.logits.max()):
                 raise NothingLeft(
@@ -127,9 +133,9 @@ class Sampler:
             self._budget.accept(token)
         return self._matcher is not None and self._matcher.accept(token)
 
-    def _change(self, logits: Row, history: npt.NDArray[np.int64], position: int) -> Row:
+    def _change(self, given: Floats, history: npt.NDArray[np.int64], position: int) -> Row:
         """Biases, then the user's own functions, on a copy."""
-        logits = logits.copy()
+        logits = given.astype(np.float32)
         if self._bias is not None:
             ids, values = self._bias
             logits[ids] += values
@@ -206,7 +212,7 @@ def resolve_bias(params: SamplingParams, tokenizer: "Tokenizer", n_vocab: int) -
     return np.array(list(sums), np.int64), np.array(list(sums.values()), np.float32)
 
 
-def log_softmax_top(logits: Row, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
+def log_softmax_top(logits: Floats, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
     """Log probability of ``token`` and the n most likely (id, log probability), best first.
 
     These are the model's own probabilities, before any filter or temperature.

@@ -138,6 +138,21 @@ class SamplingParams:
             return False
         return self.temperature == 0 or self.top_k == 1
 
+    @property
+    def n_best(self) -> int:
+        """How many of the largest logits a draw depends on; 0: on all of them."""
+        if self.greedy:
+            return 1
+        if self.mirostat or "top_k" not in self.samplers:
+            return 0
+        is_off = {
+            "penalties": not self.penalizes,
+            "dry": not self.dries,
+            "top_n_sigma": self.top_n_sigma <= 0,
+        }
+        before = self.samplers[: self.samplers.index("top_k")]
+        return self.top_k if all(is_off.get(name, False) for name in before) else 0
+
     def resolved_seed(self) -> int:
         """The seed to use for one request: the given one, else a fresh random one of 32 bits."""
         return secrets.randbits(32) if self.seed is None or self.seed == -1 else self.seed

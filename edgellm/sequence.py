@@ -136,6 +136,12 @@ class Sequence:
         return self.is_scored and len(self.scores) < self.n_prompt
 
     @property
+    def n_best(self) -> int:
+        """How many of the largest logits a step has to bring for it; 0: all of them."""
+        is_reported = self.wants_scores or self.params.logprobs
+        return 0 if is_reported else self.sampler.n_best
+
+    @property
     def n_waiting(self) -> int:
         """Tokens that are known but not yet computed."""
         return len(self.tokens) - self.n_computed

@@ -21,7 +21,8 @@ PlaceOf = Callable[[int | None, str], str]  # (layer or None: the output's, matr
 @dataclass(eq=False)
 class Part:
     """Ops in order, the tensors they read of other places, and those that other places read:
-    ``peers`` are the devices that reads come from, ``to_cpu`` the writes that the CPU reads."""
+    ``peers`` are the devices that reads come from, ``to_cpu`` the writes that the CPU reads.
+    ``logits``: the graph's output, if it is made here and is of wanted rows."""
 
     place: str
     ops: list[Op]
@@ -29,6 +30,7 @@ class Part:
     writes: list[Tensor] = field(default_factory=list)
     peers: dict[Tensor, str] = field(default_factory=dict)
     to_cpu: list[Tensor] = field(default_factory=list)
+    logits: Tensor | None = None
 
 
 def places(graph: Graph, place_of: PlaceOf, kv_place: Callable[[int], str]) -> dict[Op, str]:
@@ -81,6 +83,8 @@ def split(graph: Graph, at: dict[Op, str]) -> list[Part]:
         ]  # fmt: skip
         part.peers = {t: made[t].place for t in part.reads if made[t].place != CPU}
         part.to_cpu = [t for t in part.writes if CPU in readers[t]]
+    if graph.output.rows == "out":
+        made[graph.output].logits = graph.output
     return parts
 
 
@@ -124,8 +128,10 @@ def sections(part: Part, streamed: Collection[str]) -> list[Part]:
         found[-1].ops.append(op)
     made = set[Tensor]()
     for section in found:
-        made |= {op.output for op in section.ops}
+        own = {op.output for op in section.ops}
+        made |= own
         section.writes = [t for t in part.writes if t in made]
+        section.logits = part.logits if part.logits in own else None
     needed = set[Tensor]()
     for section in reversed(found):
         needed |= {t for op in section.ops for t in op.inputs}

@@ -30,6 +30,13 @@ class Candidates:
     ids: Ids | None = None
     ordered: bool = False
 
+    @property
+    def best(self) -> tuple[int, float]:
+        """The id and logit of the most likely one, the lowest id among equals; a NaN if there is
+        any."""
+        place = 0 if self.ordered else int(self.logits.argmax())  # numpy finds a NaN first
+        return place if self.ids is None else int(self.ids[place]), float(self.logits[place])
+
     def take(self, index: Any, ordered: bool = False) -> "Candidates":
         """Those at ``index`` (positions, a mask or a slice)."""
         if self.ids is not None:

@@ -5,7 +5,8 @@ there, and ends with what the CPU reads of it, which is the only wait: where all
 devices, once a step. Generated tokens are launched as
 a captured graph, one for each section and each power of two of rows; prompts launch by launch.
 Copies go through pinned memory on the stream. A part is one section, or several where weights are
-streamed: a section's weights are copied once a step, whatever goes through it.
+streamed: a section's weights are copied once a step, whatever goes through it. Of logits only the
+best of each row are copied where a step asks for no more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgellm.kernels.cpu.inputs import AttentionGroup, Limits, pool_blocks
 from edgellm.kernels.cpu.lowering import ProgramError
-from edgellm.kernels.cuda import experts, operations
+from edgellm.kernels.cuda import experts, operations, sample
 from edgellm.kernels.cuda.attention import TILE, Shape
 from edgellm.kernels.cuda.device import Buffer, Device, aligned
 from edgellm.kernels.cuda.device import Graph as Captured
@@ -64,10 +65,12 @@ class DeviceProgram:
         self.shapes = {op: shape_of(op, limits) for op in self.ops if op.kind == "attention"}
         self.fused = fuse(self.sections)
         self._late = {"prefill": self.fused.late, "decode": self.fused.late_if_decoded}
+        self.logits = next((part.logits for part in parts if part.logits is not None), None)
+        self._n_best = 0  # of the logits that are copied; 0: all
         self.stream = device.main
         self.peers: Mapping[str, DeviceProgram] = {}  # by place; whoever makes several tells them
         self._read_into, self._allocated = read_into, list[Buffer]()
-        self._captured: OrderedDict[tuple[int, int, int], Captured | None] = OrderedDict()
+        self._captured: OrderedDict[tuple[int, ...], Captured | None] = OrderedDict()
         self._done: set[Key] = set()  # what the running pass has made already
         self.seconds = 0.0  # in which parts ran, of all steps so far
         self.is_broken = False
@@ -109,6 +112,7 @@ class DeviceProgram:
             .view(np.float32).reshape(-1, t.dim)
             for t in crossing
         }  # fmt: skip
+        self._best = device.pinned(sample.key_bytes(limits.max_out)).view(np.uint64)
         self.weights.fill(limits.n_threads, progress)
 
     def pools(self, group: AttentionGroup) -> list[tuple[Buffer, int]]:
@@ -137,6 +141,30 @@ class DeviceProgram:
         with self._watched():
             self.stream.synchronize()  # of a step that was interrupted something may be left
             self.numbers.describe(spans, is_decode, out_rows, self.stream)
+
+    @property
+    def most_best(self) -> int:
+        """How many logits of a row ``choosing`` can be asked for: fewer than all, and none where
+        they are not made."""
+        return 0 if self.logits is None else min(sample.MOST, self.logits.dim - 1)
+
+    @contextmanager
+    def choosing(self, n: int) -> Iterator[None]:
+        """Steps within leave the logits here but for the n best of each row, or some more: ``best``
+        has them."""
+        self._n_best = sample.width_of(n)
+        try:
+            yield
+        finally:
+            self._n_best = 0
+
+    def best(self, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Token ids and logits [n_rows, n] of the step's wanted rows: best first, of equals the
+        lowest id, NaN before all."""
+        keys = self._best[: n_rows * self._n_best].reshape(n_rows, -1)
+        if (order := self.numbers.out_order) is not None:
+            keys = keys[np.argsort(order)]
+        return sample.decoded(keys[:, : self.most_best])
 
     def run(self, part: Part, rows: Callable[[Tensor], NDArray[np.float32]]) -> None:
         """See PartRunner. After an error of the device nothing can be computed any more."""
@@ -178,13 +206,16 @@ class DeviceProgram:
             for s in self.numbers.passes:
                 self._pass(section, s)
             self.staging.leave(section, self.stream)
-        for tensor in part.to_cpu:
+        whole = [t for t in part.to_cpu if t is not part.logits or not self._n_best]
+        for tensor in whole:
             staged = self._host[tensor][: len(rows(tensor))]
             if len(staged):
                 self.device.copy_from(self.buffers[tensor], staged, self.stream)
+        if part.logits is not None and (n_keys := self._n_best * len(rows(part.logits))):
+            self.device.copy_from(self.buffers["best"], self._best[:n_keys], self.stream)
         if part.to_cpu:
             self.stream.synchronize()
-        for tensor in part.to_cpu:
+        for tensor in whole:
             target, order = rows(tensor), self._order(tensor)
             target[slice(None) if order is None else order] = self._host[tensor][: len(target)]
 
@@ -210,7 +241,8 @@ class DeviceProgram:
         if s.phase == "prefill" or s.first:
             self._launch(section, s)
             return
-        key = (self.sections.index(section), s.tokens.limit, s.wanted.limit)
+        n_best = 0 if section.logits is None else self._n_best
+        key = (self.sections.index(section), s.tokens.limit, s.wanted.limit, n_best)
         if key not in self._captured:
             self._captured[key] = None
             self._launch(section, s)
@@ -234,6 +266,12 @@ class DeviceProgram:
                 lower_gated(self, op, *self.fused.gated[op], s)
             else:
                 LOWERINGS[op.kind](self, op, s)
+        if section.logits is not None and self._n_best and s.wanted.limit:
+            out = self.buffers["best"].at(sample.key_bytes(s.out, self._n_best))
+            sample.best(
+                self.device, self.at(section.logits, s), self.buffers["strips"], out, s.wanted,
+                section.logits.dim, self._n_best, self.stream,
+            )  # fmt: skip
 
     # ---- what lowerings use ---------------------------------------------------------------------
 

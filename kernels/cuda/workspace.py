@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgellm.kernels.cuda import pack, quantized
+from edgellm.kernels.cuda import pack, quantized, sample
 from edgellm.kernels.cuda.attention import Shape
 from edgellm.kernels.cuda.device import Buffer, aligned
 from edgellm.kernels.cuda.fuse import fuse
@@ -43,19 +43,14 @@ class _Use:
 class Workspace:
     """Offsets of all buffers; ``n_bytes`` in all."""
 
-    def __init__(
-        self, parts: Sequence[Part], limits: RowLimits, shapes: Iterable[Shape],
-        scratch: Sequence[tuple[Key, int]] = (),
-    ) -> None:  # fmt: skip
-        """``shapes`` are those of the attention ops, ``scratch`` are buffers that nobody shares."""
+    def __init__(self, parts: Sequence[Part], limits: RowLimits, shapes: Iterable[Shape]) -> None:
+        """``shapes`` are those of the attention ops."""
         self._limits, self._uses = limits, dict[Key, _Use]()
         n_ops = sum(len(part.ops) for part in parts)
         for rope in {op.attrs["rope"] for p in parts for op in p.ops if op.kind == "rope"}:
             self._uses[rope] = _Use(angle_bytes(rope, limits), 0, n_ops)
         partial = max((s.partial_bytes(limits.decode, limits.n_ctx) for s in shapes), default=0)
         self._uses["partials"] = _Use(partial, 0, n_ops)
-        for key, n_bytes in scratch:
-            self._uses[key] = _Use(n_bytes, 0, n_ops)
         read: dict[Tensor, set[Part]] = {}
         for part in parts:
             for op in part.ops:
@@ -76,6 +71,9 @@ class Workspace:
         own = {op.output for op in part.ops}
         for tensor in (*part.reads, *part.writes):
             self._use(tensor, 4 * self._limits.of(tensor) * tensor.dim, start, end)
+        if part.logits is not None:  # launched behind the last op
+            self._use("strips", sample.strip_bytes(self._limits.out), end, end)
+            self._use("best", sample.key_bytes(self._limits.out), start, end)
         made = {op.output: places[op] for op in part.ops}
         for op, first in places.items():
             i = places[self._late.get(op, op)]  # when it may be launched at the latest

@@ -36,7 +36,7 @@ ATTENTION = [
     "attention/q8_0-q4_0-64-64",
 ]
 MODULES = [
-    "rows", "elementwise", "quantize", "route",
+    "rows", "elementwise", "quantize", "route", "sample",
     *(f"linear/{kind}" for kind in pack.LAYOUTS), *(f"linear_float/{k}" for k in pack.FLOATS),
     *ATTENTION,
 ]  # fmt: skip
