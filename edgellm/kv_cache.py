@@ -301,7 +301,7 @@ class KVCache:
             self.states.drop(sequence.state)
         self._rows.append(sequence.row)
         sequence.row, sequence.blocks, sequence.state = -1, [], -1
-        sequence.n_computed = sequence.n_registered = sequence.n_room = 0
+        sequence.n_computed = sequence.n_registered = sequence.n_room = sequence.n_again = 0
 
     def insert(self, sequence: Sequence, saved: Saved, memory: Memory) -> None:
         """Fill an admitted sequence with what was saved of its tokens. NoRoom."""

@@ -55,6 +55,8 @@ from edgellm.runner import Run, Runner
 from edgellm.sampling import SamplingParams
 from edgellm.scheduler import Scheduler, SchedulerConfig
 from edgellm.sequence import Completion, Piece, Score, Sequence, completion_of
+from edgellm.speculative.build import build as build_speculation
+from edgellm.speculative.options import SpeculationOptions
 from edgellm.step_time import StepTime
 from edgellm.tokenizer import Tokenizer
 
@@ -81,6 +83,8 @@ class LLM:
     ``n_gpu_layers`` of the last layers go to the GPU, the output matrix counted as one more (None:
     as many as fit, 0: none); ``offload`` says the rest of it (see offload.Options), and
     ``placement`` what came of it.
+    ``speculation``: what guesses tokens, which are then checked several at a time (see
+    speculative); the tokens stay the same.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -106,6 +110,7 @@ class LLM:
         block_size: int = BLOCK,
         n_gpu_layers: int | None = None,
         offload: Options | None = None,
+        speculation: SpeculationOptions | None = None,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
@@ -134,6 +139,7 @@ class LLM:
         if offload is not None and not isinstance(offload, Options):
             raise EdgeLLMError(f"offload must be edgellm.offload.Options, not {offload!r}.")
         self._options = offload or Options()
+        self._guesses = speculation or SpeculationOptions()
         if n_gpu_layers is not None:
             self._options = replace(self._options, n_gpu_layers=n_gpu_layers)
         samplers = [samplers] if callable(samplers) else samplers
@@ -259,8 +265,9 @@ class LLM:
         )
         scheduler = Scheduler(runner.cache, config, step_time, self.metrics)
         self._loop = Loop(
-            runner, scheduler, step_time, self.metrics, self._tokenizer.result, self.max_positions
-        )
+            runner, scheduler, step_time, self.metrics, self._tokenizer.result, self.max_positions,
+            build_speculation(self, self._guesses, step_time),
+        )  # fmt: skip
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
 
     # ---- text -------------------------------------------------------------------------------

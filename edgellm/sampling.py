@@ -127,6 +127,10 @@ class Sampler:
             self._budget.accept(token)
         return self._matcher is not None and self._matcher.accept(token)
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens the grammar lets follow, one after the other."""
+        return len(tokens) if self._matcher is None else self._matcher.n_allowed(tokens)
+
     def _change(self, logits: Row, history: npt.NDArray[np.int64], position: int) -> Row:
         """Biases, then the user's own functions, on a copy."""
         logits = logits.copy()
