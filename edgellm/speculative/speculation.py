@@ -74,6 +74,8 @@ class Speculation:
     def _most(self, sequence: Sequence) -> int:
         """Guesses that could be of use: behind the last comes a token that needs none."""
         params, n_tokens = sequence.params, len(sequence.tokens)
+        if not sequence.options.speculate:
+            return 0
         most = min(self._options.n_max, self._max_positions - n_tokens - 1)
         if params.max_tokens is not None:
             most = min(most, params.max_tokens - (n_tokens - sequence.n_prompt) - 1)
