@@ -159,6 +159,28 @@ class KVCache:
         self._adopt(sequence, match)
         return True
 
+    def fork(self, sequence: Sequence, other: Sequence) -> bool:
+        """Give ``other``, whose tokens begin like the computed ones of ``sequence``, what there is
+        of them; False when there is no row or no block for it. Not for recurrent models."""
+        place, is_cut = sequence.n_computed // self.block, sequence.n_computed % self.block > 0
+        if not self._rows or any(g.pool.n_available < is_cut for g in self.groups):
+            return False
+        self._sequences[other] = None
+        other.root, other.is_private = sequence.root, True
+        other.row = self._rows.pop()
+        other.blocks = [{} for _ in self.groups]
+        for i, (group, blocks) in enumerate(zip(self.groups, sequence.blocks, strict=True)):
+            for at, block in blocks.items():
+                if at < place:
+                    group.pool.hold(block)
+                    other.blocks[i][at] = block
+                    group.table[other.row, at] = block
+            if is_cut:
+                self._copy_into(other, i, place, blocks[place])
+        other.n_computed = sequence.n_computed
+        other.n_room = (place + is_cut) * self.block
+        return True
+
     def _has_room(self, sequence: Sequence, match: Match, reserve: List[int]) -> bool:
         n_tokens = len(sequence.tokens)
         for i, group in enumerate(self.groups):

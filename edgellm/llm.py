@@ -56,7 +56,10 @@ from edgellm.sampling import SamplingParams
 from edgellm.scheduler import Scheduler, SchedulerConfig
 from edgellm.sequence import Completion, Piece, Score, Sequence, completion_of
 from edgellm.speculative.build import build as build_speculation
+from edgellm.speculative.build import target_share
+from edgellm.speculative.cores import Share
 from edgellm.speculative.options import SpeculationOptions
+from edgellm.speculative.speculation import Speculation
 from edgellm.step_time import StepTime
 from edgellm.tokenizer import Tokenizer
 
@@ -153,6 +156,7 @@ class LLM:
             raise EdgeLLMError(str(error)) from None
         self.gguf = GGUF(path)
         self._runner: Runner | None = None
+        self._speculation: Speculation | None = None
         try:
             apply_overrides(self.gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
@@ -177,7 +181,10 @@ class LLM:
         self.config, graph = build_graph(gguf)
         self.n_vocab = graph.n_vocab
         self._tokenizer = tokenizer_in_background(gguf)
-        self.n_threads = n_threads or len(cpus) or default_threads()
+        self.is_threads_asked = n_threads is not None or bool(cpus)
+        share = Share(n_threads or len(cpus) or default_threads(), cpus)
+        share = target_share(self._guesses, share, self.is_threads_asked)
+        self.n_threads, self.cpus = share.n_threads, (cpus := share.cpus)
         if self.n_threads > (n_cores := len(cpus or allowed_cpus())):
             cores = "one core" if n_cores == 1 else f"{n_cores} cores"
             self.notices.append(
@@ -263,10 +270,11 @@ class LLM:
             max_num_batched_tokens,
             prefill_share,
         )
+        self._speculation = build_speculation(self, self._guesses, step_time)
         scheduler = Scheduler(runner.cache, config, step_time, self.metrics)
         self._loop = Loop(
             runner, scheduler, step_time, self.metrics, self._tokenizer.result, self.max_positions,
-            build_speculation(self, self._guesses, step_time),
+            self._speculation,
         )  # fmt: skip
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
 
@@ -586,6 +594,9 @@ class LLM:
             self._runner.program.team.abort()  # a step of another thread ends early
         with self._turn():
             runner, self._runner = self._runner, None
+            speculation, self._speculation = self._speculation, None
+            if speculation is not None:
+                speculation.close()
             if runner is not None:
                 runner.close()
             self.gguf.close()

@@ -10,19 +10,28 @@ from collections.abc import Iterable
 from collections.abc import Sequence as List
 
 _OWN, _ALL = 1 / 6, 1 / 48  # weight of the newest guess: 14 wrong ones turn 0.95 into 0.07
+_MEAN = 1 / 16
+_RELAX = 1 / 32  # with each sequence: what is believed to be no use is tried again some day
 
 
 class Acceptance:
     """Rates of one proposer's signals; ``of`` is where its sequences' own rates begin."""
 
     def __init__(self, first_rates: List[float], weight: float = _ALL) -> None:
-        self.rates, self._weight = list(first_rates), weight
+        self._first, self.rates, self._weight = first_rates, list(first_rates), weight
+        self.mean = sum(first_rates) / len(first_rates)  # whatever the signal
 
     def of_sequence(self) -> Acceptance:
-        return Acceptance(self.rates, _OWN)
+        first = sum(self._first) / len(self._first)
+        self.mean += _RELAX * (first - self.mean)
+        self.rates = [r + _RELAX * (f - r) for r, f in zip(self.rates, self._first, strict=True)]
+        own = Acceptance(self.rates, _OWN)
+        own.mean = self.mean
+        return own
 
     def observe(self, signal: int, is_right: bool) -> None:
         self.rates[signal] += self._weight * (is_right - self.rates[signal])
+        self.mean += min(self._weight, _MEAN) * (is_right - self.mean)
 
     def gains(self, signals: Iterable[int]) -> list[float]:
         """Of each guess, the chance that it and all before it are right: tokens that it brings."""

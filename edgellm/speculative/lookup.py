@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as List
 
 from edgellm.sequence import Sequence
-from edgellm.speculative.proposer import Proposal
+from edgellm.speculative.proposer import Proposal, Wanted
 
 _BOUNDS = (3, 4, 5, 7, 10, 16, 32)  # tokens in common at which a guess becomes surer
 _RATES = (0.25, 0.35, 0.45, 0.55, 0.7, 0.8, 0.9, 0.95)
@@ -83,17 +83,17 @@ class Lookup:
     def __init__(self) -> None:
         self._indices: dict[Sequence, Index] = {}
 
-    def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, Proposal]:
+    def propose(self, wanted: Mapping[Sequence, Wanted]) -> dict[Sequence, Proposal]:
         found = {}
-        for sequence, most in wanted.items():
+        for sequence, use in wanted.items():
             index = self._indices.get(sequence)
             if index is None:
                 index = self._indices[sequence] = Index()
             index.add(sequence.tokens)
             place, n_common = index.find(sequence.tokens)
-            if place < 0 or most < 1:
+            if place < 0:
                 continue
-            tokens = self._copied(sequence.tokens, place, most)
+            tokens = self._copied(sequence.tokens, place, use.n)
             signals = tuple(bisect_right(_BOUNDS, n_common + i) for i in range(len(tokens)))
             found[sequence] = Proposal(tokens, signals, self.name)
         return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgellm.sequence import Sequence
+from edgellm.speculative.acceptance import Acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,26 @@ class Proposal:
         return Proposal(self.tokens[:n], self.signals[:n], self.source)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a sequence could use: at most ``n`` guesses. ``rates``: how often they were right;
+    ``step_seconds`` of a step without, ``row_seconds`` more for each guess that is checked."""
+
+    n: int
+    rates: Acceptance
+    step_seconds: float
+    row_seconds: float
+
+
 class Proposer(Protocol):
     """``first_rates``: for each signal, how often such guesses are right, to begin with."""
 
     name: str
     first_rates: tuple[float, ...]
 
-    def propose(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, Proposal]:
-        """Guesses for sequences that generate, of at most so many tokens each; those it has none
-        for are left out."""
+    def propose(self, wanted: Mapping[Sequence, Wanted]) -> dict[Sequence, Proposal]:
+        """Guesses for sequences that generate; those it has none for are left out. What takes
+        time is done only as far as it is likely to be worth it."""
         ...
 
     def forget(self, sequence: Sequence) -> None:

@@ -10,7 +10,7 @@ from edgellm.sequence import Sequence
 from edgellm.speculative.acceptance import Acceptance
 from edgellm.speculative.controller import allocate
 from edgellm.speculative.options import SpeculationOptions
-from edgellm.speculative.proposer import Proposal, Proposer
+from edgellm.speculative.proposer import Proposal, Proposer, Wanted
 from edgellm.speculative.statistics import SpeculationCounts
 from edgellm.step_time import StepTime
 
@@ -58,7 +58,9 @@ class Speculation:
         open_to = {s: n for s in sequences if (n := self._most(s)) > 0}
         chosen: dict[Sequence, Proposal] = {}
         for proposer in self._proposers:
-            wanted = {s: n for s, n in open_to.items() if s not in chosen}
+            wanted = self._wanted(
+                {s: n for s, n in open_to.items() if s not in chosen}, proposer, n_rows, n_prefill
+            )
             offers = {s: self._allowed(s, p) for s, p in proposer.propose(wanted).items()}
             offers = {s: p for s, p in offers.items() if p}
             counts = self._count(offers, n_rows, n_prefill, room)
@@ -70,6 +72,14 @@ class Speculation:
                 else:
                     self.counts.declined += 1
         return chosen
+
+    def _wanted(
+        self, open_to: dict[Sequence, int], proposer: Proposer, n_rows: int, n_prefill: int
+    ) -> dict[Sequence, Wanted]:
+        step = self._time.decode(n_rows) + n_prefill * self._time.token_seconds
+        row = self._time.decode(n_rows + 4 * len(open_to)) - self._time.decode(n_rows)
+        row = self._time.token_seconds if n_prefill else max(0.0, row / (4 * len(open_to) or 1))
+        return {s: Wanted(n, self._rates(s, proposer.name), step, row) for s, n in open_to.items()}
 
     def _most(self, sequence: Sequence) -> int:
         """Guesses that could be of use: behind the last comes a token that needs none."""

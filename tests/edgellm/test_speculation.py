@@ -69,14 +69,14 @@ class Oracle:
     def __init__(self, answers: dict[tuple[int, ...], list[int]], pattern: list[bool]) -> None:
         self._answers, self._pattern = answers, itertools.cycle(pattern)
 
-    def propose(self, wanted: dict[Sequence, int]) -> dict[Sequence, Any]:
+    def propose(self, wanted: dict[Sequence, Any]) -> dict[Sequence, Any]:
         from edgellm.speculative.proposer import Proposal
 
         found = {}
-        for sequence, most in wanted.items():
+        for sequence, use in wanted.items():
             answer = self._answers.get(tuple(sequence.tokens[: sequence.n_prompt]), [])
             n = len(sequence.output)
-            right = answer[n : n + min(most, 6)]
+            right = answer[n : n + min(use.n, 6)]
             tokens = tuple(t if next(self._pattern) else (t + 1) % 90 for t in right)
             if tokens:
                 found[sequence] = Proposal(tokens, (0,) * len(tokens), self.name)
