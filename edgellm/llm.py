@@ -156,7 +156,7 @@ class LLM:
             raise EdgeLLMError(str(error)) from None
         self.gguf = GGUF(path)
         self._runner: Runner | None = None
-        self._speculation: Speculation | None = None
+        self.speculation: Speculation | None = None
         try:
             apply_overrides(self.gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
@@ -270,11 +270,11 @@ class LLM:
             max_num_batched_tokens,
             prefill_share,
         )
-        self._speculation = build_speculation(self, self._guesses, step_time)
+        self.speculation = build_speculation(self, self._guesses, step_time)
         scheduler = Scheduler(runner.cache, config, step_time, self.metrics)
         self._loop = Loop(
             runner, scheduler, step_time, self.metrics, self._tokenizer.result, self.max_positions,
-            self._speculation,
+            self.speculation,
         )  # fmt: skip
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
 
@@ -594,7 +594,7 @@ class LLM:
             self._runner.program.team.abort()  # a step of another thread ends early
         with self._turn():
             runner, self._runner = self._runner, None
-            speculation, self._speculation = self._speculation, None
+            speculation, self.speculation = self.speculation, None
             if speculation is not None:
                 speculation.close()
             if runner is not None:

@@ -17,17 +17,14 @@ _RELAX = 1 / 32  # with each sequence: what is believed to be no use is tried ag
 class Acceptance:
     """Rates of one proposer's signals; ``of`` is where its sequences' own rates begin."""
 
-    def __init__(self, first_rates: List[float], weight: float = _ALL) -> None:
+    def __init__(self, first_rates: List[float], first_mean: float, weight: float = _ALL) -> None:
         self._first, self.rates, self._weight = first_rates, list(first_rates), weight
-        self.mean = sum(first_rates) / len(first_rates)  # whatever the signal
+        self._first_mean = self.mean = first_mean  # whatever the signal
 
     def of_sequence(self) -> Acceptance:
-        first = sum(self._first) / len(self._first)
-        self.mean += _RELAX * (first - self.mean)
+        self.mean += _RELAX * (self._first_mean - self.mean)
         self.rates = [r + _RELAX * (f - r) for r, f in zip(self.rates, self._first, strict=True)]
-        own = Acceptance(self.rates, _OWN)
-        own.mean = self.mean
-        return own
+        return Acceptance(self.rates, self.mean, _OWN)
 
     def observe(self, signal: int, is_right: bool) -> None:
         self.rates[signal] += self._weight * (is_right - self.rates[signal])

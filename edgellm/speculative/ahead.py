@@ -56,9 +56,10 @@ class DraftAhead:
 
     name = "draft"
     first_rates: tuple[float, ...] = RATES
+    first_mean = 0.75
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        self.drafter = drafter
         self._news = threading.Condition()
         self._most: dict[Sequence, int] = {}  # sequences to write for, and guesses they can use
         self._written: dict[Sequence, list[Written]] = {}
@@ -115,7 +116,7 @@ class DraftAhead:
     ) -> Written | None:
         """Wait for guesses as far as they are likely to bring more than the time is worth."""
         n_ready = 0 if ready is None else len(ready.tokens)
-        draft = self._drafter.time.decode(LINES)
+        draft = self.drafter.time.decode(LINES)
         # the step that is under way is soon over; where all lines were wrong, it is of no use
         first = max(0.0, draft - (time.perf_counter() - self._step_began))
         first += draft if ready is None else 0.0
@@ -143,7 +144,7 @@ class DraftAhead:
             self._is_closed = True
             self._news.notify_all()
         self._thread.join()
-        self._drafter.llm.close()
+        self.drafter.llm.close()
 
     # ---- the thread that writes -----------------------------------------------------------------
 
@@ -171,12 +172,12 @@ class DraftAhead:
         """Requests that came and went, and tokens that the target has by now."""
         for sequence in [s for s in trees if s not in most]:
             for line in trees.pop(sequence).lines:
-                self._drafter.close(line)
+                self.drafter.close(line)
         for sequence, n in most.items():
             tree = trees.setdefault(sequence, _Tree(n))
             tree.most = n
             if not tree.lines:
-                opened = self._drafter.open(sequence)
+                opened = self.drafter.open(sequence)
                 tree.lines += [opened] if opened is not None else []
             if tree.lines:
                 self._follow(tree, list(sequence.tokens))
@@ -189,9 +190,9 @@ class DraftAhead:
         kept = true or tree.lines[:1]
         for line in tree.lines:
             if line not in kept:
-                self._drafter.close(line)
+                self.drafter.close(line)
         for line in kept:
-            self._drafter.follow(line, tokens)
+            self.drafter.follow(line, tokens)
         tree.lines = kept
 
     def _write(self, trees: dict[Sequence, _Tree]) -> bool:
@@ -206,11 +207,11 @@ class DraftAhead:
                         forking.add(line)
                         n_free -= 1
         self._step_began = time.perf_counter()
-        done = set(self._drafter.step(lines, forking))
+        done = set(self.drafter.step(lines, forking))
         for sequence, tree in trees.items():
             for line in list(tree.lines):
                 if line in done and line in forking:
-                    other = self._drafter.fork(sequence, line)
+                    other = self.drafter.fork(sequence, line)
                     tree.lines += [other] if other is not None else []
         return bool(lines) and (bool(done) or any(line.n_behind > 1 for line in lines))
 

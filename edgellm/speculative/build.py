@@ -91,4 +91,6 @@ def load_drafter(llm: LLM, options: SpeculationOptions, share: Share, n_lines: i
     except BaseException:
         draft.close()
         raise
-    return Drafter(draft, llm.n_vocab, options.p_min)
+    drafter = Drafter(draft, llm.n_vocab, options.p_min)
+    drafter.measure()
+    return drafter

@@ -22,9 +22,10 @@ class DraftModel:
 
     name = "draft"
     first_rates: tuple[float, ...] = RATES
+    first_mean = 0.75
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        self.drafter = drafter
         self._lines: dict[Sequence, Line | None] = {}  # None: it is not worth one
         self._idle: dict[Sequence, int] = {}  # steps in which guessing did not pay
 
@@ -34,12 +35,12 @@ class DraftModel:
         for sequence, use in wanted.items():
             line = self._line(sequence, use, n)
             if line is not None:
-                self._drafter.follow(line, sequence.tokens)
+                self.drafter.follow(line, sequence.tokens)
                 lines[sequence] = line
         going = dict(lines)
         chances = dict.fromkeys(lines, 1.0)
         for i in range(n):
-            done = set(self._drafter.step(going.values()))
+            done = set(self.drafter.step(going.values()))
             for sequence, line in list(going.items()):
                 use = wanted[sequence]
                 if line in done:
@@ -61,7 +62,7 @@ class DraftModel:
             return 0
         best, n_best, n_seqs = _WORTH, 0, len(wanted)
         step = next(iter(wanted.values())).step_seconds
-        draft = self._drafter.time.decode(n_seqs)
+        draft = self.drafter.time.decode(n_seqs)
         mean = sum(use.rates.mean for use in wanted.values()) / n_seqs
         row = n_seqs * next(iter(wanted.values())).row_seconds
         tokens = 1.0
@@ -75,7 +76,7 @@ class DraftModel:
         """The chance of a guess below which another step of the draft model does not pay."""
         mean = use.rates.mean
         tokens = sum(mean**i for i in range(n + 1))
-        draft = self._drafter.time.decode(1)
+        draft = self.drafter.time.decode(1)
         speed = tokens / (use.step_seconds + n * (use.row_seconds + draft))
         return speed * (use.row_seconds + draft) / max(mean, 0.01)
 
@@ -85,11 +86,11 @@ class DraftModel:
             line = self._lines[sequence]
             self._idle[sequence] = 0 if n else self._idle.get(sequence, 0) + 1
             if line is not None and self._idle[sequence] > _MOST_IDLE:
-                self._drafter.close(line)
+                self.drafter.close(line)
                 line = self._lines[sequence] = None
             return line
         pays = n > 0 and self._pays(sequence, use, n)
-        line = self._drafter.open(sequence) if pays else None
+        line = self.drafter.open(sequence) if pays else None
         self._lines[sequence] = line
         return line
 
@@ -100,16 +101,16 @@ class DraftModel:
         if params.max_tokens is not None:
             left = min(max(left, _LEAST_LEFT), params.max_tokens - n_output)
         tokens = sum(use.rates.mean**i for i in range(n + 1))
-        draft = self._drafter.time.decode(1)
+        draft = self.drafter.time.decode(1)
         took = (use.step_seconds + n * (use.row_seconds + draft)) / tokens
         saved = left * (use.step_seconds - took)
-        return saved > len(sequence.tokens) * self._drafter.time.token_seconds
+        return saved > len(sequence.tokens) * self.drafter.time.token_seconds
 
     def forget(self, sequence: Sequence) -> None:
         self._idle.pop(sequence, None)
         line = self._lines.pop(sequence, None)
         if line is not None:
-            self._drafter.close(line)
+            self.drafter.close(line)
 
     def close(self) -> None:
-        self._drafter.llm.close()
+        self.drafter.llm.close()

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from edgellm.llm import LLM
 from edgellm.memory import STEP_TOKENS
 from edgellm.runner import Run
+from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Sequence
 from edgellm.step_time import StepTime
 
+_MEASURED, _MEASURED_STEPS = 64, 4  # tokens of a prompt, and steps behind it
 _BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # probabilities at which a guess becomes surer
 RATES = (0.2, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.97)
 
@@ -53,6 +55,17 @@ class Drafter:
         self._runner = llm.runner  # lines are closed also when the model is
         self.time = StepTime(0.01)
         self.seconds = 0.0  # of all steps
+
+    def measure(self) -> None:
+        """Run some steps, so that how long they take is known before any guess is worth it."""
+        n = min(_MEASURED, self.llm.max_positions - 1 - _MEASURED_STEPS)
+        own = Sequence([1] * max(1, n), SamplingParams(), self.llm.tokenizer.stream())
+        if not self._runner.cache.admit(own, reuse=False):
+            return
+        line = Line(own, len(own.tokens))
+        for _ in range(1 + _MEASURED_STEPS):
+            self.step([line])
+        self.close(line)
 
     def open(self, target: Sequence) -> Line | None:
         """A line for a sequence; None where there is no room for one."""

@@ -79,6 +79,7 @@ class Lookup:
 
     name = "lookup"
     first_rates: tuple[float, ...] = _RATES
+    first_mean = 0.6
 
     def __init__(self) -> None:
         self._indices: dict[Sequence, Index] = {}

@@ -39,10 +39,12 @@ class Wanted:
 
 
 class Proposer(Protocol):
-    """``first_rates``: for each signal, how often such guesses are right, to begin with."""
+    """``first_rates``: for each signal, how often such guesses are right, to begin with;
+    ``first_mean``: how often any is."""
 
     name: str
     first_rates: tuple[float, ...]
+    first_mean: float
 
     def propose(self, wanted: Mapping[Sequence, Wanted]) -> dict[Sequence, Proposal]:
         """Guesses for sequences that generate; those it has none for are left out. What takes

@@ -40,9 +40,9 @@ class Speculation:
         max_positions: int, counts: SpeculationCounts, is_recurrent: bool = False,
     ) -> None:  # fmt: skip
         self.counts = counts
-        self._proposers, self._options, self._time = proposers, options, step_time
+        self.proposers, self._options, self._time = proposers, options, step_time
         self._max_positions, self._is_recurrent = max_positions, is_recurrent
-        self._all = {p.name: Acceptance(p.first_rates) for p in proposers}
+        self._all = {p.name: Acceptance(p.first_rates, p.first_mean) for p in proposers}
         self._own: dict[Sequence, dict[str, Acceptance]] = {}
         self._offers: dict[Sequence, _Offer] = {}
         self.ends: frozenset[int] = frozenset()
@@ -57,7 +57,7 @@ class Speculation:
         self._offers.clear()
         open_to = {s: n for s in sequences if (n := self._most(s)) > 0}
         chosen: dict[Sequence, Proposal] = {}
-        for proposer in self._proposers:
+        for proposer in self.proposers:
             wanted = self._wanted(
                 {s: n for s, n in open_to.items() if s not in chosen}, proposer, n_rows, n_prefill
             )
@@ -161,9 +161,9 @@ class Speculation:
         """It is over."""
         self.learn(sequence)
         self._own.pop(sequence, None)
-        for proposer in self._proposers:
+        for proposer in self.proposers:
             proposer.forget(sequence)
 
     def close(self) -> None:
-        for proposer in self._proposers:
+        for proposer in self.proposers:
             proposer.close()

@@ -65,7 +65,7 @@ def test_tokens_are_the_same_with_a_draft_model(
         assert [c.tokens for c in llm.generate(PROMPTS, params)] == expected
         counts = llm.metrics.speculation
         assert counts.accepted_tokens <= counts.drafted_tokens
-        if draft == "itself" and isinstance(llm._loop._speculation._proposers[0], DraftModel):  # type: ignore[union-attr]
+        if draft == "itself" and isinstance(llm.speculation.proposers[0], DraftModel):  # type: ignore[union-attr]
             assert counts.accepted_tokens == counts.drafted_tokens > 200  # the same noise
         elif draft == "itself":
             assert counts.accepted_tokens == counts.drafted_tokens

@@ -64,7 +64,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 class Oracle:
     """Guesses that are right so often as ``pattern`` says, from what would come anyway."""
 
-    name, first_rates = "oracle", (0.5,)
+    name, first_rates, first_mean = "oracle", (0.5,), 0.5
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], pattern: list[bool]) -> None:
         self._answers, self._pattern = answers, itertools.cycle(pattern)
@@ -92,10 +92,10 @@ def prompts() -> list[list[int]]:
 
 def guessing(llm: LLM, answers: dict[tuple[int, ...], list[int]], pattern: list[bool]) -> None:
     """Let an oracle guess."""
-    found = llm._loop._speculation
+    found = llm.speculation
     assert found is not None
-    found._proposers = [Oracle(answers, pattern)]
-    found._all["oracle"] = Acceptance((0.5,))
+    found.proposers = [Oracle(answers, pattern)]
+    found._all["oracle"] = Acceptance((0.5,), 0.5)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -287,7 +287,7 @@ def test_guessing_ends_within_32_tokens_of_wrong_guesses(
     rate: float, cost: float, n_before: int
 ) -> None:
     """Even after a past of right ones, where a row makes a step at least 5 % longer."""
-    own = Acceptance([rate]).of_sequence()
+    own = Acceptance([rate], rate).of_sequence()
     for _ in range(n_before):
         own.observe(0, True)
     n_wrong = 0
