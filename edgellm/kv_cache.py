@@ -94,6 +94,7 @@ class KVCache:
             max_seqs = self.groups[0].table.shape[0]
         self._rows = list(range(max_seqs - 1, -1, -1))
         self._sequences: dict[Sequence, None] = {}  # that have a row
+        self.slack = 0  # tokens that sequences may go back, windows or not
         self.reuse = True  # keep what was computed for requests that begin alike
         self._tier: HostTier | None = None
 
@@ -258,7 +259,7 @@ class KVCache:
         new = range(sequence.n_room // self.block, (end - 1) // self.block + 1)
         for group, blocks in zip(self.groups, sequence.blocks, strict=True):
             if group.window is not None:
-                oldest = max(0, first - group.window + 1) // self.block
+                oldest = max(0, first - group.window + 1 - self.slack) // self.block
                 for place in [p for p in blocks if p < oldest and not (group.sinks and p == 0)]:
                     group.pool.drop(blocks.pop(place))
             if group.pool.n_available < len(new):

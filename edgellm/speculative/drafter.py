@@ -19,6 +19,7 @@ from edgellm.memory import STEP_TOKENS
 from edgellm.runner import Run
 from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Sequence
+from edgellm.speculative.options import MOST_GUESSES
 from edgellm.step_time import StepTime
 
 _MEASURED, _MEASURED_STEPS = 64, 4  # tokens of a prompt, and steps behind it
@@ -53,6 +54,7 @@ class Drafter:
     def __init__(self, llm: LLM, n_vocab: int, p_min: float = 0.0) -> None:
         self.llm, self._n_vocab, self._p_min = llm, n_vocab, p_min
         self._runner = llm.runner  # lines are closed also when the model is
+        self._runner.cache.slack = MOST_GUESSES + 4  # it writes beyond what is checked
         self.time = StepTime(0.01)
         self.seconds = 0.0  # of all steps
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgellm.errors import EdgeLLMError
 
 KINDS = ("none", "lookup", "draft", "auto")
+MOST_GUESSES = 60
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class SpeculationOptions:
             raise EdgeLLMError(f"--spec-type must be {', '.join(KINDS)}, not {self.kind!r}.")
         if self.kind == "draft" and self.model is None:
             raise EdgeLLMError("--spec-type draft needs a draft model (-md, --model-draft).")
-        if not 1 <= self.n_max <= 64:
-            raise EdgeLLMError(f"--draft-max must be 1 to 64 tokens, not {self.n_max}.")
+        if not 1 <= self.n_max <= MOST_GUESSES:
+            raise EdgeLLMError(f"--draft-max must be 1 to {MOST_GUESSES} tokens, not {self.n_max}.")
         if not 0 <= self.n_min <= self.n_max:
             raise EdgeLLMError(
                 f"--draft-min must be 0 to --draft-max ({self.n_max}) tokens, not {self.n_min}."

@@ -50,7 +50,7 @@ def test_a_chat_looks_up_by_itself(fake, monkeypatch):
     [
         (["--spec-type", "fast"], "must be none, lookup, draft, auto"),
         (["--spec-type", "draft"], "needs a draft model (-md, --model-draft)"),
-        (["--draft-max", "0"], "--draft-max must be 1 to 64 tokens, not 0"),
+        (["--draft-max", "0"], "--draft-max must be 1 to 60 tokens, not 0"),
         (["--draft-min", "9", "--draft-max", "4"], "--draft-min must be 0 to --draft-max (4)"),
         (["-ctkd", "q5"], "is none of"),
     ],

@@ -13,8 +13,9 @@ from invariance import tokens_of
 from edgellm import LLM, SamplingParams
 from edgellm.errors import EdgeLLMError
 from edgellm.request_options import RequestOptions
-from edgellm.speculative import build, speculation
+from edgellm.speculative import build
 from edgellm.speculative.ahead import worth_waiting_for
+from edgellm.speculative.check import draft_check
 from edgellm.speculative.cores import Division, Share, divide
 from edgellm.speculative.draft_model import DraftModel
 from edgellm.speculative.options import SpeculationOptions
@@ -23,23 +24,6 @@ from edgellm.speculative.vocabulary import VocabularyMismatch, check_vocabularie
 GREEDY = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=0.8, seed=3)
 PROMPTS = [tokens_of(seed, n, 250) for seed, n in ((1, 5), (2, 60), (3, 1), (4, 33))]
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is drafted and checked, whatever it costs."""
-
-    def allocate(gains, seconds, room):  # type: ignore[no-untyped-def]
-        counts = []
-        for mine in gains:
-            counts.append(min(len(mine), room))
-            room -= counts[-1]
-        return counts
-
-    monkeypatch.setattr(speculation, "allocate", allocate)
-    monkeypatch.setattr(DraftModel, "_length", lambda self, wanted: 5 if wanted else 0)
-    monkeypatch.setattr(DraftModel, "_least", lambda self, use, n: 0.0)
-    monkeypatch.setattr(DraftModel, "_pays", lambda self, sequence, use, n: True)
 
 
 @pytest.fixture(params=["in turns", "apart"])
@@ -147,3 +131,19 @@ def test_the_target_waits_for_guesses_that_are_worth_it() -> None:
     assert worth_waiting_for(4, 0.6, 1.0, 0.5, 0.5, 2.0) == 0  # there are some already
     assert worth_waiting_for(1, 0.7, 1.0, 0.5, 0.5, 1.5) == 0
     assert worth_waiting_for(1, 0.7, 1.0, 0.05, 0.5, 1.5) == 1  # one is nearly there
+
+
+def test_a_check_tells_rates_times_and_gains(tiny_model: Callable[..., Path]) -> None:
+    path = tiny_model("llama")
+    params = replace(GREEDY, max_tokens=24)
+    with LLM(path, speculation=SpeculationOptions("draft", model=str(path))) as llm:
+        found = draft_check(llm, PROMPTS[:2], params, lambda text: None)
+    assert found.rates == [1.0] * 8 and found.n_tokens == 48  # it is the same model
+    assert len(found.check_seconds) == 8 and found.step_seconds > 0 and found.advice
+    other = SpeculationOptions("draft", model=str(tiny_model("llama", seed=9)))
+    with LLM(path, speculation=other) as llm:
+        found = draft_check(llm, PROMPTS[:2], params, lambda text: None)
+        assert found.rates[0] < 0.3 and "too often wrong" in found.advice
+        assert llm.is_idle
+    with LLM(path) as llm, pytest.raises(EdgeLLMError, match="without a draft model"):
+        draft_check(llm, PROMPTS[:1], params, lambda text: None)

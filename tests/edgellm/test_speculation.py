@@ -16,9 +16,10 @@ from invariance import tokens_of
 
 from edgellm import LLM, SamplingParams
 from edgellm.errors import EdgeLLMError
+from edgellm.kernels.cuda.emulated import EmulatedDevice
+from edgellm.offload import ALL
 from edgellm.request_options import RequestOptions
 from edgellm.sequence import Sequence
-from edgellm.speculative import speculation
 from edgellm.speculative.acceptance import Acceptance
 from edgellm.speculative.controller import allocate
 from edgellm.speculative.lookup import _MOST_COMMON, _MOST_PLACES, Index
@@ -32,20 +33,6 @@ KINDS = ("llama", "gemma3", "olmo2", "gpt-oss", "llama-moe", "deepseek2", "lfm2"
          "qwen35moe")  # fmt: skip
 # a sequence that repeats itself, with slips
 PATTERN = [5, 6, 7, 8, 9, 10, 11, 12]
-
-
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every guess is checked, whatever it costs: tiny models are too fast for any to pay."""
-
-    def allocate(gains: Any, seconds: Any, room: int) -> list[int]:
-        counts = []
-        for mine in gains:
-            counts.append(min(len(mine), room))
-            room -= counts[-1]
-        return counts
-
-    monkeypatch.setattr(speculation, "allocate", allocate)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +125,24 @@ def test_a_window_keeps_what_a_wrong_guess_must_see(
         assert found.tokens == expected.tokens
         assert found.context_full == expected.context_full == (policy == "error")
         assert llm.metrics.speculation.accepted_tokens > 10
+
+
+def test_a_gpu_checks_guesses_too(
+    model: Callable[[str], Path], eager: None, emulator: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, prompt = replace(SAMPLED, max_tokens=24), PATTERN * 3
+    answers: dict[tuple[int, ...], list[int]] = {}
+    for options in (SpeculationOptions(), LOOKUP):
+        device = EmulatedDevice(64 << 20, "lazy", seed=1)
+        monkeypatch.setattr("edgellm.placement.open_gpus", lambda d=device: ({"cuda0": d}, ""))
+        with LLM(model("gemma3"), n_ctx=256, n_gpu_layers=ALL, speculation=options) as llm:
+            assert llm.placement.plan.uses_device
+            if options.kind == "none":
+                answers[tuple(prompt)] = llm.generate(prompt, params).tokens
+                continue
+            guessing(llm, answers, [True, True, True, False])
+            assert llm.generate(prompt, params).tokens == answers[tuple(prompt)]
+            assert llm.metrics.speculation.accepted_tokens > 5
 
 
 @pytest.fixture
@@ -323,7 +328,7 @@ def test_wrong_options_are_refused_in_a_sentence() -> None:
     for given_, words in (
         ({"kind": "fast"}, "--spec-type must be none, lookup, draft, auto, not 'fast'"),
         ({"kind": "draft"}, "needs a draft model"),
-        ({"n_max": 0}, "--draft-max must be 1 to 64"),
+        ({"n_max": 0}, "--draft-max must be 1 to 60"),
         ({"n_min": 20}, r"--draft-min must be 0 to --draft-max \(15\)"),
         ({"p_min": 2.0}, "--draft-p-min must be a probability"),
     ):
