@@ -48,6 +48,10 @@ _COUNTERS = {
 _GAUGES: dict[str, tuple[str, Callable[[AsyncLLM], float]]] = {
     "num_requests_running": ("Requests that run", lambda engine: len(engine.running)),
     "num_requests_waiting": ("Requests that wait", lambda engine: engine.n_waiting),
+    "spec_decode_saved_seconds": (
+        "What speculation has saved, about",
+        lambda engine: engine.metrics.speculation.saved_seconds,
+    ),
     "kv_cache_usage_perc": ("Share of the cache's blocks in use", lambda engine: engine.kv_usage),
 }
 

@@ -62,6 +62,7 @@ class LLM:
     tokenizer = Tokenizer()
     n_ctx = 8192
     notices: list[str] = []
+    speculation = None
     metadata = {"general.name": "Fake 1B"}
     context_full = False
     kernel_stats = {"compiled": 2, "loaded": 5, "seconds": 1.25}
