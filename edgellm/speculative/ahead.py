@@ -18,7 +18,7 @@ from edgellm.sequence import Sequence
 from edgellm.speculative.drafter import RATES, Drafter, Line
 from edgellm.speculative.proposer import Proposal, Wanted
 
-LINES = 4  # of a sequence at most
+LINES = 6  # of a sequence at most
 _SECONDS_UP_TO = 3  # guesses whose second choice is followed
 _OTHERS_AHEAD = 3  # guesses of a line that follows a second choice
 _MOST_WAITED_FOR = 3  # guesses that the target waits for
@@ -89,6 +89,13 @@ class DraftAhead:
                 if ready is not None and ready.tokens:
                     found[sequence] = Proposal(ready.tokens, ready.signals, self.name).cut(use.n)
         return found
+
+    def outlook(self, sequence: Sequence, use: Wanted) -> float:
+        with self._news:
+            ready = self._ready(sequence)
+        n = 0 if ready is None else min(len(ready.tokens), use.n)
+        tokens = sum(use.rates.mean**i for i in range(n + 1))
+        return tokens * use.step_seconds / max(use.step_seconds + n * use.row_seconds, 1e-9)
 
     def _ready(self, sequence: Sequence) -> Written | None:
         """The most guesses behind the tokens that the sequence has now."""

@@ -44,6 +44,8 @@ class DraftCheck:
 
     @property
     def advice(self) -> str:
+        if self.rates and self.rates[0] < 0.5 and self.expected_gain < _WORTH:
+            return "Do not use it: it is too often wrong; take a model of the target's family."
         if self.measured_gain >= _WORTH:
             return f"Use it (-md): answers come {self.measured_gain:.2f} times as fast."
         if self.expected_gain >= _WORTH:
@@ -51,8 +53,6 @@ class DraftCheck:
                 "It may pay on long answers: with guesses in any number it would be "
                 f"{self.expected_gain:.2f} times as fast, on these {self.measured_gain:.2f}."
             )
-        if self.rates and self.rates[0] < 0.5:
-            return "Do not use it: it is too often wrong; take a model of the target's family."
         return (
             "Do not use it: its steps take too long for what its guesses bring; take a smaller "
             "one, or lookup alone (--spec-type lookup)."

@@ -56,10 +56,17 @@ class DraftModel:
             if line.n_guesses
         }
 
+    def outlook(self, sequence: Sequence, use: Wanted) -> float:
+        if self._lines.get(sequence) is None:  # it would have to read all there is first
+            return 0.0
+        return self._best({sequence: use})[0]
+
     def _length(self, wanted: Mapping[Sequence, Wanted]) -> int:
         """Guesses of each sequence that are worth drafting and checking; 0: none is."""
-        if not wanted:
-            return 0
+        return self._best(wanted)[1] if wanted else 0
+
+    def _best(self, wanted: Mapping[Sequence, Wanted]) -> tuple[float, int]:
+        """(times as fast as without, guesses of each sequence) at the best; (…, 0): none pays."""
         best, n_best, n_seqs = _WORTH, 0, len(wanted)
         step = next(iter(wanted.values())).step_seconds
         draft = self.drafter.time.decode(n_seqs)
@@ -70,7 +77,7 @@ class DraftModel:
             tokens += mean**n
             if (ratio := tokens * step / (step + n * (row + draft))) > best:
                 best, n_best = ratio, n
-        return n_best
+        return best, n_best
 
     def _least(self, use: Wanted, n: int) -> float:
         """The chance of a guess below which another step of the draft model does not pay."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgellm.llm import LLM
 from edgellm.memory import STEP_TOKENS
+from edgellm.request_options import RequestOptions
 from edgellm.runner import Run
 from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Sequence
@@ -90,7 +91,8 @@ class Drafter:
 
     def _sequence(self, target: Sequence, tokens: list[int]) -> Sequence:
         params, stream = target.sampler.params, self.llm.tokenizer.stream()
-        own = Sequence(tokens, params, stream, choice=target.choice, seed=target.seed)
+        options = RequestOptions(cache_salt=target.salt)  # users stay apart here too
+        own = Sequence(tokens, params, stream, options, target.choice, target.seed)
         own.n_prompt = target.n_prompt
         own.sampler = target.sampler.for_drafts()
         return own

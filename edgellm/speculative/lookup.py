@@ -99,6 +99,9 @@ class Lookup:
             found[sequence] = Proposal(tokens, signals, self.name)
         return found
 
+    def outlook(self, sequence: Sequence, use: Wanted) -> float:
+        return 0.0  # it is asked first
+
     def _copied(self, tokens: List[int], place: int, most: int) -> tuple[int, ...]:
         """What follows a place; a copy that reaches the end goes on with itself."""
         copied = list(tokens[place + 1 : place + 1 + most])

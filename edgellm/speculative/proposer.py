@@ -51,6 +51,10 @@ class Proposer(Protocol):
         time is done only as far as it is likely to be worth it."""
         ...
 
+    def outlook(self, sequence: Sequence, use: Wanted) -> float:
+        """How many times as fast its guesses are likely to make a sequence that has others."""
+        ...
+
     def forget(self, sequence: Sequence) -> None:
         """The sequence is over, or begins anew."""
         ...

@@ -29,7 +29,8 @@ class _Offer:
 
 
 class Speculation:
-    """Asks ``proposers`` in turn: the first that has something worth checking is heard.
+    """Asks ``proposers`` in turn: the first that has something worth checking is heard, unless a
+    later one promises more.
 
     ``max_positions``: where sequences end, ``ends``: tokens that end a text, ``is_recurrent``:
     whether a wrong guess makes its step's tokens be computed again.
@@ -56,22 +57,38 @@ class Speculation:
         ``n_rows`` generated rows and ``n_prefill`` of prompts, and room for so many more."""
         self._offers.clear()
         open_to = {s: n for s in sequences if (n := self._most(s)) > 0}
-        chosen: dict[Sequence, Proposal] = {}
+        chosen: dict[Sequence, _Offer] = {}
         for proposer in self.proposers:
-            wanted = self._wanted(
-                {s: n for s, n in open_to.items() if s not in chosen}, proposer, n_rows, n_prefill
-            )
+            wanted = {
+                s: use
+                for s, use in self._wanted(open_to, proposer, n_rows, n_prefill).items()
+                if s not in chosen or proposer.outlook(s, use) > self._worth(s, chosen[s], use)
+            }
+            n_others = sum(o.n_checked for s, o in chosen.items() if s not in wanted)
             offers = {s: self._allowed(s, p) for s, p in proposer.propose(wanted).items()}
             offers = {s: p for s, p in offers.items() if p}
-            counts = self._count(offers, n_rows, n_prefill, room)
+            counts = self._count(offers, n_rows + n_others, n_prefill, room - n_others)
             for (sequence, proposal), n in zip(offers.items(), counts, strict=True):
-                self._offers[sequence] = _Offer(proposal, len(sequence.tokens), n)
+                offer = _Offer(proposal, len(sequence.tokens), n)
                 if n:
-                    chosen[sequence] = proposal.cut(n)
-                    n_rows, room = n_rows + n, room - n
-                else:
+                    chosen[sequence] = offer
+                elif sequence not in chosen:
+                    self._offers[sequence] = offer
                     self.counts.declined += 1
-        return chosen
+        found: dict[Sequence, Proposal] = {}
+        for sequence, offer in chosen.items():
+            if offer.n_checked <= room:
+                self._offers[sequence] = offer
+                found[sequence] = offer.proposal.cut(offer.n_checked)
+                room -= offer.n_checked
+        return found
+
+    def _worth(self, sequence: Sequence, offer: _Offer, use: Wanted) -> float:
+        """How many times as fast an offer is likely to make a sequence."""
+        proposal = offer.proposal.cut(offer.n_checked)
+        gains = self._rates(sequence, proposal.source).gains(proposal.signals)
+        seconds = use.step_seconds + offer.n_checked * use.row_seconds
+        return (1 + sum(gains)) * use.step_seconds / max(seconds, 1e-9)
 
     def _wanted(
         self, open_to: dict[Sequence, int], proposer: Proposer, n_rows: int, n_prefill: int

@@ -70,7 +70,9 @@ class Schedules(RuleBasedStateMachine):
     @rule(which=st.randoms(use_true_random=False))
     def fork(self, which: random.Random) -> None:
         sequence = which.choice(self.running)
-        other = request([*sequence.tokens[: sequence.n_computed], 900, 901])
+        other = request(
+            [*sequence.tokens[: sequence.n_computed], 900, 901], cache_salt=sequence.salt
+        )
         if self.cache.kv.fork(sequence, other):
             assert other.n_computed == sequence.n_computed
             self.running.append(other)

@@ -69,6 +69,9 @@ class Oracle:
                 found[sequence] = Proposal(tokens, (0,) * len(tokens), self.name)
         return found
 
+    def outlook(self, sequence: Sequence, use: Any) -> float:
+        return 0.0
+
     def forget(self, sequence: Sequence) -> None: ...
     def close(self) -> None: ...
 
@@ -133,7 +136,7 @@ def test_a_gpu_checks_guesses_too(
     params, prompt = replace(SAMPLED, max_tokens=24), PATTERN * 3
     answers: dict[tuple[int, ...], list[int]] = {}
     for options in (SpeculationOptions(), LOOKUP):
-        device = EmulatedDevice(64 << 20, "lazy", seed=1)
+        device = EmulatedDevice(256 << 20, "lazy", seed=1)
         monkeypatch.setattr("edgellm.placement.open_gpus", lambda d=device: ({"cuda0": d}, ""))
         with LLM(model("gemma3"), n_ctx=256, n_gpu_layers=ALL, speculation=options) as llm:
             assert llm.placement.plan.uses_device
