@@ -18,6 +18,7 @@ from edgellm.cli._prompt_tokens import (
     no_system_message,
     prompt_tokens,
 )
+from edgellm.cli._speculation import SpeculationFlags
 from edgellm.errors import EdgeLLMError
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def run_batch(
     resources: tuple[int, int, int, str, str | None, tuple[str, str]],
     overrides: dict[str, Any],
     offload: OffloadFlags,
+    speculation: SpeculationFlags,
 ) -> None:
     """Answer what has no answer yet. Raises BatchFailed at the end if any line failed."""
     from edgellm import batch
@@ -93,6 +95,7 @@ def run_batch(
                 overrides=overrides,
                 cache_types=cache_types,
                 offload=offload,
+                speculation=speculation,
             ) as llm,
         ):
             if shape.system is not None and not has_template(llm, shape.chat_template):

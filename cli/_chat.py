@@ -240,6 +240,8 @@ class Chat:
                 count, rate = timings[f"{key}_n"], timings[f"{key}_per_second"]
                 took = timings[f"{key}_ms"] / 1e3
                 rows.append((name, f"{count:,} tokens in {took:.2f} s, {rate:.1f} tokens/s"))
+            if n := timings.get("draft_n"):
+                rows.append(("drafts", f"{timings['draft_n_accepted']:,} of {n:,} tokens right"))
         return rows
 
     def _speed(self) -> str:

@@ -70,7 +70,10 @@ class LocalModel:
         metadata = self.llm.metadata
         keys = ("general.architecture", "general.size_label", "general.license")
         rows = [("file", str(self.path))]
-        return rows + [(k.rpartition(".")[2], str(metadata[k])) for k in keys if k in metadata]
+        rows += [(k.rpartition(".")[2], str(metadata[k])) for k in keys if k in metadata]
+        if self.llm.speculation is not None:
+            rows.append(("speculation", self.llm.metrics.speculation.report()))
+        return rows
 
     def identity(self, talk: Any) -> dict[str, Any]:
         from edgellm.template_source import checksum

@@ -8,6 +8,7 @@ from edgellm.cli._offload import OffloadFlags
 from edgellm.cli._options import threads_or_none
 from edgellm.cli._output import Status, say, visible
 from edgellm.cli._prompt_options import prestart_helper
+from edgellm.cli._speculation import SpeculationFlags
 
 if TYPE_CHECKING:
     from edgellm.llm import LLM
@@ -26,12 +27,14 @@ def load(
     cache_types: tuple[str, str] = ("f16", "f16"),
     tell: Callable[[str], object] | None = None,
     offload: OffloadFlags | None = None,
+    speculation: SpeculationFlags | None = None,
 ) -> "LLM":
     """The model, with progress and notices on stderr; with ``tell`` it gets the notices alone."""
     prestart_helper(path, template)
 
     from edgellm.llm import LLM
 
+    guesses = None if speculation is None else speculation.options
     status = Status(plain)
     try:
         llm = LLM(
@@ -45,6 +48,7 @@ def load(
             context_policy=policy,
             progress=status if tell is None else None,
             offload=None if offload is None else offload.options,
+            speculation=guesses,
             **(overrides or {}),
         )
     finally:

@@ -24,7 +24,7 @@ def _policy(value: str) -> str:
     return value
 
 
-def _cache_type(value: str) -> str:
+def cache_type(value: str) -> str:
     if value not in CACHE_TYPES:
         raise typer.BadParameter(f"{value!r} is none of {', '.join(CACHE_TYPES)}")
     return value
@@ -98,7 +98,7 @@ CacheTypeK = Annotated[
         "-ctk",
         "--cache-type-k",
         envvar="EDGELLM_CACHE_TYPE_K",
-        callback=_cache_type,
+        callback=cache_type,
         help="What keys are kept in: f32, f16, q8_0 or q4_0; `edgellm kv-advise` compares them.",
     ),
 ]
@@ -108,7 +108,7 @@ CacheTypeV = Annotated[
         "-ctv",
         "--cache-type-v",
         envvar="EDGELLM_CACHE_TYPE_V",
-        callback=_cache_type,
+        callback=cache_type,
         help="What values are kept in, as for keys.",
     ),
 ]

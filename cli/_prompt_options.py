@@ -146,4 +146,10 @@ def speed(timings: Mapping[str, Any]) -> str:
     answer = (
         f"answer {timings['predicted_n']} tokens, {timings['predicted_per_second']:.1f} tokens/s"
     )
-    return f"{prompt}; {answer}"
+    return f"{prompt}; {answer}{drafts(timings)}"
+
+
+def drafts(timings: Mapping[str, Any]) -> str:
+    """What speculation came to, if it guessed anything; else nothing."""
+    n, n_right = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+    return f", {n_right} of {n} drafted tokens right" if n else ""

@@ -36,6 +36,7 @@ from edgellm.cli._prompt_options import (
     template_variables,
 )
 from edgellm.cli._sampling import Sampling, with_sampling
+from edgellm.cli._speculation import SpeculationFlags, with_speculation
 
 if TYPE_CHECKING:
     from edgellm.cli._chat import Chat, Settings, Terminal
@@ -54,6 +55,7 @@ def _color(value: str) -> str:
     return value
 
 
+@with_speculation("auto")
 @with_offload
 @with_overrides
 @with_sampling
@@ -141,6 +143,7 @@ def command(
     sampling: Sampling,
     overrides: dict[str, Any],
     offload: OffloadFlags,
+    speculation: SpeculationFlags,
 ) -> None:
     """Talk with a model. Piped input is answered once, as `edgellm run` does.
 
@@ -175,6 +178,7 @@ def command(
             overrides=overrides,
             cache_types=(cache_type_k, cache_type_v),
             offload=offload,
+            speculation=speculation,
         )
 
     if server is not None:

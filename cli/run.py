@@ -35,6 +35,7 @@ from edgellm.cli._prompt_options import (
 )
 from edgellm.cli._prompt_tokens import no_system_message, prompt_tokens
 from edgellm.cli._sampling import Sampling, with_sampling
+from edgellm.cli._speculation import SpeculationFlags, with_speculation
 from edgellm.errors import EdgeLLMError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def _format(value: str) -> str:
     return value
 
 
+@with_speculation()
 @with_offload
 @with_overrides
 @with_sampling
@@ -120,6 +122,7 @@ def command(
     sampling: Sampling,
     overrides: dict[str, Any],
     offload: OffloadFlags,
+    speculation: SpeculationFlags,
 ) -> None:
     """Answer one prompt: the text to stdout, everything else to stderr.
 
@@ -145,7 +148,7 @@ def command(
         run_batch(
             _model.locate(name), source, str(out), sampling.params(), shape,
             (ctx_size, threads, parallel, context_policy, cpu_mask, cache_types), overrides,
-            offload,
+            offload, speculation,
         )  # fmt: skip
         return
     text = _prompt(prompt_argument, prompt, file)
@@ -156,7 +159,7 @@ def command(
     params = sampling.params()
     llm = load(
         path, ctx_size, threads, chat_template, policy=context_policy, cpu_mask=cpu_mask,
-        overrides=overrides, cache_types=cache_types, offload=offload,
+        overrides=overrides, cache_types=cache_types, offload=offload, speculation=speculation,
     )  # fmt: skip
     with llm:
         variables = template_variables(template_arguments, reasoning)

@@ -20,12 +20,14 @@ from edgellm.cli._options import (
     Threads,
 )  # fmt: skip
 from edgellm.cli._output import say
+from edgellm.cli._speculation import SpeculationFlags, with_speculation
 from edgellm.errors import EdgeLLMError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CONTEXT = 4096  # tokens that a model is taken to need room for, where no context is asked for
 
 
+@with_speculation()
 @with_offload
 def command(
     model_argument: Model = None,
@@ -167,6 +169,7 @@ def command(
     ] = False,
     *,
     offload: OffloadFlags,
+    speculation: SpeculationFlags,
 ) -> None:  # fmt: skip
     """Serve a model, or those of a folder, over HTTP: /v1/chat/completions, /v1/completions,
     /v1/embeddings and more; a page to chat at /.
@@ -221,7 +224,7 @@ def command(
     def load_service(name: str, path: Path) -> Service:
         llm = load(
             path, ctx_size, threads, chat_template, parallel=parallel, cpu_mask=cpu_mask,
-            tell=tell if log_json else None, offload=offload,
+            tell=tell if log_json else None, offload=offload, speculation=speculation,
             cache_types=(cache_type_k, cache_type_v),
             overrides={
                 "max_num_batched_tokens": max_num_batched_tokens, "prefill_share": prefill_share,

@@ -94,6 +94,7 @@ class KVCache:
             max_seqs = self.groups[0].table.shape[0]
         self._rows = list(range(max_seqs - 1, -1, -1))
         self._sequences: dict[Sequence, None] = {}  # that have a row
+        self.slack = 0  # tokens that sequences may go back, windows or not
         self.reuse = True  # keep what was computed for requests that begin alike
         self._tier: HostTier | None = None
 
@@ -157,6 +158,28 @@ class KVCache:
         sequence.row = self._rows.pop()
         sequence.blocks = [{} for _ in self.groups]
         self._adopt(sequence, match)
+        return True
+
+    def fork(self, sequence: Sequence, other: Sequence) -> bool:
+        """Give ``other``, whose tokens begin like the computed ones of ``sequence``, what there is
+        of them; False when there is no row or no block for it. Not for recurrent models."""
+        place, is_cut = sequence.n_computed // self.block, sequence.n_computed % self.block > 0
+        if not self._rows or any(g.pool.n_available < is_cut for g in self.groups):
+            return False
+        self._sequences[other] = None
+        other.root, other.is_private = sequence.root, True
+        other.row = self._rows.pop()
+        other.blocks = [{} for _ in self.groups]
+        for i, (group, blocks) in enumerate(zip(self.groups, sequence.blocks, strict=True)):
+            for at, block in blocks.items():
+                if at < place:
+                    group.pool.hold(block)
+                    other.blocks[i][at] = block
+                    group.table[other.row, at] = block
+            if is_cut:
+                self._copy_into(other, i, place, blocks[place])
+        other.n_computed = sequence.n_computed
+        other.n_room = (place + is_cut) * self.block
         return True
 
     def _has_room(self, sequence: Sequence, match: Match, reserve: List[int]) -> bool:
@@ -236,7 +259,7 @@ class KVCache:
         new = range(sequence.n_room // self.block, (end - 1) // self.block + 1)
         for group, blocks in zip(self.groups, sequence.blocks, strict=True):
             if group.window is not None:
-                oldest = max(0, first - group.window + 1) // self.block
+                oldest = max(0, first - group.window + 1 - self.slack) // self.block
                 for place in [p for p in blocks if p < oldest and not (group.sinks and p == 0)]:
                     group.pool.drop(blocks.pop(place))
             if group.pool.n_available < len(new):
@@ -301,7 +324,7 @@ class KVCache:
             self.states.drop(sequence.state)
         self._rows.append(sequence.row)
         sequence.row, sequence.blocks, sequence.state = -1, [], -1
-        sequence.n_computed = sequence.n_registered = sequence.n_room = 0
+        sequence.n_computed = sequence.n_registered = sequence.n_room = sequence.n_again = 0
 
     def insert(self, sequence: Sequence, saved: Saved, memory: Memory) -> None:
         """Fill an admitted sequence with what was saved of its tokens. NoRoom."""

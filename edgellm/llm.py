@@ -55,6 +55,11 @@ from edgellm.runner import Run, Runner
 from edgellm.sampling import SamplingParams
 from edgellm.scheduler import Scheduler, SchedulerConfig
 from edgellm.sequence import Completion, Piece, Score, Sequence, completion_of
+from edgellm.speculative.build import build as build_speculation
+from edgellm.speculative.build import target_share
+from edgellm.speculative.cores import Share
+from edgellm.speculative.options import SpeculationOptions
+from edgellm.speculative.speculation import Speculation
 from edgellm.step_time import StepTime
 from edgellm.tokenizer import Tokenizer
 
@@ -81,6 +86,8 @@ class LLM:
     ``n_gpu_layers`` of the last layers go to the GPU, the output matrix counted as one more (None:
     as many as fit, 0: none); ``offload`` says the rest of it (see offload.Options), and
     ``placement`` what came of it.
+    ``speculation``: what guesses tokens, which are then checked several at a time (see
+    speculative); the tokens stay the same.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
     ``overrides`` go before what the file says (see Overrides).
@@ -106,6 +113,7 @@ class LLM:
         block_size: int = BLOCK,
         n_gpu_layers: int | None = None,
         offload: Options | None = None,
+        speculation: SpeculationOptions | None = None,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
@@ -134,6 +142,7 @@ class LLM:
         if offload is not None and not isinstance(offload, Options):
             raise EdgeLLMError(f"offload must be edgellm.offload.Options, not {offload!r}.")
         self._options = offload or Options()
+        self._guesses = speculation or SpeculationOptions()
         if n_gpu_layers is not None:
             self._options = replace(self._options, n_gpu_layers=n_gpu_layers)
         samplers = [samplers] if callable(samplers) else samplers
@@ -147,6 +156,7 @@ class LLM:
             raise EdgeLLMError(str(error)) from None
         self.gguf = GGUF(path)
         self._runner: Runner | None = None
+        self.speculation: Speculation | None = None
         try:
             apply_overrides(self.gguf, overrides)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
@@ -171,7 +181,10 @@ class LLM:
         self.config, graph = build_graph(gguf)
         self.n_vocab = graph.n_vocab
         self._tokenizer = tokenizer_in_background(gguf)
-        self.n_threads = n_threads or len(cpus) or default_threads()
+        self.is_threads_asked = n_threads is not None or bool(cpus)
+        share = Share(n_threads or len(cpus) or default_threads(), cpus)
+        share = target_share(self._guesses, share, self.is_threads_asked)
+        self.n_threads, self.cpus = share.n_threads, (cpus := share.cpus)
         if self.n_threads > (n_cores := len(cpus or allowed_cpus())):
             cores = "one core" if n_cores == 1 else f"{n_cores} cores"
             self.notices.append(
@@ -260,10 +273,12 @@ class LLM:
             max_num_batched_tokens,
             prefill_share,
         )
+        self.speculation = build_speculation(self, self._guesses, step_time)
         scheduler = Scheduler(runner.cache, config, step_time, self.metrics)
         self._loop = Loop(
-            runner, scheduler, step_time, self.metrics, self._tokenizer.result, self.max_positions
-        )
+            runner, scheduler, step_time, self.metrics, self._tokenizer.result, self.max_positions,
+            self.speculation,
+        )  # fmt: skip
         self._lock = threading.RLock()  # callers' threads take turns; one step at a time
 
     # ---- text -------------------------------------------------------------------------------
@@ -582,6 +597,9 @@ class LLM:
             self._runner.program.team.abort()  # a step of another thread ends early
         with self._turn():
             runner, self._runner = self._runner, None
+            speculation, self.speculation = self.speculation, None
+            if speculation is not None:
+                speculation.close()
             if runner is not None:
                 runner.close()
             self.gguf.close()

@@ -20,6 +20,8 @@ from edgellm.runner import Run, Runner
 from edgellm.sampling import Candidates, log_softmax_top
 from edgellm.scheduler import Scheduler
 from edgellm.sequence import Piece, Sequence
+from edgellm.speculative.speculation import Speculation
+from edgellm.speculative.verifier import verify
 from edgellm.step_time import StepTime
 
 if TYPE_CHECKING:
@@ -41,14 +43,16 @@ class Seat(NamedTuple):
 
 class Loop:
     """Runs the requests of one model. ``tokenizer`` may still be loading: it is asked for at the
-    first token. Sequences end at ``max_positions``."""
+    first token. Sequences end at ``max_positions``. ``speculation`` None: nothing is guessed."""
 
     def __init__(
         self, runner: Runner, scheduler: Scheduler, step_time: StepTime, metrics: Metrics,
         tokenizer: Callable[[], Tokenizer], max_positions: int,
+        speculation: Speculation | None = None,
     ) -> None:  # fmt: skip
         self._runner, self.scheduler, self._step_time = runner, scheduler, step_time
         self.metrics, self._tokenizer, self._max_positions = metrics, tokenizer, max_positions
+        self._speculation = speculation
         self.last: Sequence | None = None  # the request that finished last
         self.seats: dict[int, Seat] = {}
         self._n_empty, self._history = 0, PromptHistory()
@@ -70,10 +74,12 @@ class Loop:
             self._watch()
             return False
         self._n_empty = 0
-        runs = [Run(s, n, _wanted(s, n)) for s, n in batch.items()]
+        runs = self._runs(batch)
+        generating = [run for run in runs if run.sequence.is_generating]
+        n_decode = sum(run.n_rows for run in generating)
+        n_prefill = sum(run.n_rows for run in runs) - n_decode
+        n_before = sum(len(run.sequence.tokens) for run in generating)
         scheduled = time.perf_counter()
-        n_decode = sum(1 for s, n in batch.items() if n == 1 == s.n_waiting)
-        n_prefill = sum(batch.values()) - n_decode
         try:
             rows = self._runner.best(runs, _n_best(runs))
         except Exception as error:
@@ -86,8 +92,13 @@ class Loop:
             _report_progress(run.sequence)
             mine = rows[i : i + run.n_wanted]
             i += run.n_wanted
-            if self._score(run.sequence, mine) and len(mine) and not run.sequence.n_waiting:
+            if run.draft:
+                self._verify(run, mine)
+            elif self._score(run.sequence, mine) and len(mine) and not run.sequence.n_waiting:
                 self._update(run.sequence, mine[-1])
+        if self._speculation is not None and not n_prefill:
+            n_new = sum(len(run.sequence.tokens) for run in generating) - n_before
+            self._speculation.account(n_decode, n_new, len(generating), computed - begun)
         updated = time.perf_counter()
         self.metrics.step(
             n_decode, n_prefill, scheduled - begun, computed - scheduled, updated - computed
@@ -118,28 +129,62 @@ class Loop:
             sequence.scores.append((token, logprob, best))
         return True
 
+    def _runs(self, batch: dict[Sequence, int]) -> list[Run]:
+        """With the guesses that are worth checking, as far as there is room that nobody needs."""
+        drafts: dict[Sequence, tuple[int, ...]] = {}
+        if self._speculation is not None:
+            self._speculation.ends = self._eog
+            n_rows = sum(n for s, n in batch.items() if s.is_generating)
+            n_prefill = sum(batch.values()) - n_rows
+            n_out = sum(n if s.wants_scores else 1 for s, n in batch.items())
+            room = self._runner.room(n_rows + n_prefill, n_out)
+            writing = [s for s in batch if s.is_generating and s.n_computed >= s.n_prompt]
+            found = self._speculation.plan(writing, n_rows, n_prefill, room)
+            drafts = {s: proposal.tokens for s, proposal in found.items()}
+        runs = []
+        for sequence, n in batch.items():
+            draft = drafts.get(sequence, ())
+            if draft and not self._runner.cache.extend(sequence, n + len(draft)):
+                draft = ()
+            runs.append(Run(sequence, n, _wanted(sequence, n), draft))
+        return runs
+
+    def _verify(self, run: Run, rows: list[Candidates]) -> None:
+        """Sample the tokens behind a draft, as far as it was right."""
+        n_right, reason = verify(run.sequence, run.draft, rows, self._take)
+        self._runner.settle(run, n_right)
+        self._end(run.sequence, reason)
+
     def _update(self, sequence: Sequence, candidates: Candidates) -> None:
-        """Sample the sequence's next token and decide whether it was the last."""
+        """Sample the sequence's next token."""
+        self._end(sequence, self._take(sequence, candidates))
+
+    def _end(self, sequence: Sequence, reason: str | None) -> None:
+        """Its new tokens are there; ``reason`` says how they ended it, if they did."""
+        if reason is not None:
+            self.finish(sequence, reason)
+        elif self._speculation is not None:
+            self._speculation.learn(sequence)
+
+    def _take(self, sequence: Sequence, candidates: Candidates) -> str | None:
+        """Sample the sequence's next token; how that ended it, or None."""
         params = sequence.params
         if params.max_tokens == 0:
             sequence.first_token = time.perf_counter()  # the prompt is computed
-            self.finish(sequence, "length")
-            return
+            return "length"
         try:
             token = sequence.sampler.draw(candidates, sequence.tokens)
             is_complete = sequence.sampler.accept(token)
         except Exception as error:  # also of a user's function; the others' step goes on
             sequence.error = error
-            self.finish(sequence, "error")
-            return
+            return "error"
         now = time.perf_counter()
         sequence.first_token = sequence.first_token or now
         self.metrics.token(sequence, now)
         if token in self._eog and (params.structured or not params.ignore_eos):
             if params.logprobs:
                 sequence.end = token, *log_softmax_top(candidates.logits, token, params.logprobs)
-            self.finish(sequence, "stop")
-            return
+            return "stop"
         sequence.tokens.append(token)
         text, hit = sequence.stops.push(sequence.decoder.push(token))
         logprob, top = None, ()
@@ -149,12 +194,13 @@ class Loop:
         sequence.pieces.append(Piece(text, token, None, logprob, top, sequence.choice))
         n_output = len(sequence.tokens) - sequence.n_prompt
         if hit is not None or is_complete:
-            self.finish(sequence, "stop")
-        elif params.max_tokens is not None and n_output >= params.max_tokens:
-            self.finish(sequence, "length")
-        elif len(sequence.tokens) >= self._max_positions:
+            return "stop"
+        if params.max_tokens is not None and n_output >= params.max_tokens:
+            return "length"
+        if len(sequence.tokens) >= self._max_positions:
             sequence.context_full = True
-            self.finish(sequence, "length")
+            return "length"
+        return None
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """The sequence is over; it gets the rest of its text and gives back what it holds."""
@@ -164,6 +210,8 @@ class Loop:
         text += sequence.stops.flush()
         sequence.pieces.append(Piece(text, None, reason, choice=sequence.choice))
         self.last = sequence
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
         if sequence.started:
             self._history.add(sequence)
         if sequence.row >= 0:

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from edgellm.speculative.statistics import SpeculationCounts
+
 if TYPE_CHECKING:
     from edgellm.sequence import Sequence
 
@@ -61,7 +63,7 @@ class Metrics:
         self.step_errors = 0  # exceptions that no request was to blame for
         self.faults = 0  # accounts of the cache that were wrong when nothing ran
         self.schedule_seconds = self.forward_seconds = self.update_seconds = 0.0
-        self.drafted_tokens = self.accepted_tokens = 0  # of speculation
+        self.speculation = SpeculationCounts()
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token_latency = Histogram(SECONDS)
         self.e2e_request_latency = Histogram(SECONDS)
@@ -120,6 +122,8 @@ class Metrics:
             if isinstance(value, Histogram):
                 quantiles = {f"p{q}": value.quantile(q / 100) for q in (50, 95, 99)}
                 found[name] = {"n": value.n, "sum": value.sum, **quantiles}
+            elif isinstance(value, SpeculationCounts):
+                found[name] = value.snapshot()
             else:
                 found[name] = dict(value) if isinstance(value, Counter) else value
         return found

@@ -18,6 +18,7 @@ class RequestOptions:
     With ``most_pieces`` a request rests while its reader has left so many pieces untaken; it is for
     streams, and who waits for the end before taking any would wait for ever.
     ``report_progress``: pieces that tell how far the prompt is read come before the first token.
+    With ``speculate`` False nothing is guessed for it, where a model speculates.
     """
 
     priority: str = "interactive"
@@ -27,6 +28,7 @@ class RequestOptions:
     cache_salt: str = ""
     report_progress: bool = False
     most_pieces: int | None = None
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         if self.priority not in LANES:

@@ -39,15 +39,22 @@ class Offload:
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive tokens of one sequence in a step. ``wanted``: whose logits are needed."""
+    """Consecutive tokens of one sequence in a step, and behind them the tokens of a ``draft``,
+    which may turn out to be wrong. ``wanted``: whose logits are needed; with "last" those of the
+    draft are too."""
 
     sequence: Sequence
-    n_tokens: int
+    n_tokens: int  # without the draft's
     wanted: str  # "none", "last" or "all"
+    draft: tuple[int, ...] = ()
+
+    @property
+    def n_rows(self) -> int:
+        return self.n_tokens + len(self.draft)
 
     @property
     def n_wanted(self) -> int:
-        return {"none": 0, "last": 1, "all": self.n_tokens}[self.wanted]
+        return {"none": 0, "last": 1 + len(self.draft), "all": self.n_rows}[self.wanted]
 
 
 class Runner:
@@ -63,6 +70,7 @@ class Runner:
         self.devices: dict[str, DeviceProgram] = {}
         # where every token sees the whole text, all of its rows are one pass, and nothing is reused
         self._is_strict = offload is not None and offload.plan.strict and graph.is_causal
+        self._undecided: dict[Run, int] = {}  # states behind drafts
         cpu_share = graph
         if offload is not None:
             whole = select_early(graph, ())
@@ -159,17 +167,21 @@ class Runner:
         """Compute the runs' tokens; logits [n wanted, n_vocab], valid until the next step.
 
         Makes room where the scheduler has not (NoRoom), and advances ``n_computed`` only when the
-        step is complete, so an interrupted one can be repeated or dropped.
+        step is complete, so an interrupted one can be repeated or dropped. Runs with a draft have
+        to be settled before the next step.
         """
         inputs, cache = self.program.inputs, self.cache
+        while self._undecided:  # of a step whose results nobody took
+            cache.states.drop(self._undecided.popitem()[1])
         row, wanted = 0, 0
         spans: list[tuple[int, int, int, int]] = []
         tokens: list[int] = []
         for run in runs:
-            sequence, n, first = run.sequence, run.n_tokens, run.sequence.n_computed
+            sequence, n, first = run.sequence, run.n_rows, run.sequence.n_computed
             if not cache.extend(sequence, n):
                 raise NoRoom("The key-value cache has no room for the step (-c).")
-            tokens += sequence.tokens[first : first + n]
+            tokens += sequence.tokens[first : first + run.n_tokens]
+            tokens += run.draft
             spans.append((row, n, first, sequence.row))
             n_wanted = run.n_wanted
             if n_wanted:
@@ -196,7 +208,8 @@ class Runner:
 
             check_ops(self.program, spans, wanted, self._read_into)
         for run in runs:
-            cache.commit(run.sequence, run.n_tokens)
+            if not run.draft:
+                cache.commit(run.sequence, run.n_tokens)
         return self.program.logits[:wanted]
 
     def best(self, runs: list[Run], n: int) -> list[Candidates]:
@@ -209,6 +222,28 @@ class Runner:
             self.forward(runs)
             ids, logits = device.best(sum(run.n_wanted for run in runs))
         return [Candidates(*row, ordered=True) for row in zip(logits, ids, strict=True)]
+
+    def room(self, n_rows: int, n_wanted: int) -> int:
+        """How many rows with logits fit beside those of a step."""
+        return min(self._limits.max_tokens - n_rows, self._limits.max_out - n_wanted)
+
+    def settle(self, run: Run, n_accepted: int) -> None:
+        """The first ``n_accepted`` tokens of a run's draft were right, and are its sequence's now.
+
+        What was computed of the others lies behind the sequence's end, where it is written over.
+        A recurrent state cannot be cut: unless all were right it stays what it was before the step,
+        and the run's tokens are computed once more beside those of the next step.
+        """
+        sequence = run.sequence
+        n_known = run.n_tokens + n_accepted
+        if self.cache.is_recurrent:
+            slot = self._undecided.pop(run)
+            if n_accepted < len(run.draft):
+                self.cache.states.drop(slot)
+                sequence.n_again = n_known
+                return
+            self._take_state(sequence, slot)
+        self.cache.commit(sequence, n_known)
 
     def _describe(self, spans: NDArray[np.int64]) -> None:
         """Positions and slots of all rows. ``spans``: first row, tokens, first position, table row
@@ -242,17 +277,23 @@ class Runner:
                 slot = states.take()
                 assert slot is not None  # there are two for each running sequence
                 new.append(slot)
-                inputs.runs[i] = row, run.n_tokens, run.sequence.state, slot
-                row += run.n_tokens
+                inputs.runs[i] = row, run.n_rows, run.sequence.state, slot
+                row += run.n_rows
             yield
         except BaseException:
             for slot in new:
                 states.drop(slot)
             raise
         for run, slot in zip(runs, new, strict=True):
-            if run.sequence.state >= 0:
-                states.drop(run.sequence.state)
-            run.sequence.state = slot
+            if run.draft:
+                self._undecided[run] = slot
+            else:
+                self._take_state(run.sequence, slot)
+
+    def _take_state(self, sequence: Sequence, slot: int) -> None:
+        if sequence.state >= 0:
+            self.cache.states.drop(sequence.state)
+        sequence.state, sequence.n_again = slot, 0
 
     def _read_embeddings(self, tokens: list[int]) -> None:
         size, out = self._table.row_bytes, self.program.inputs.embeddings

@@ -14,6 +14,7 @@ winner.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -132,6 +133,19 @@ class Sampler:
         if self._budget is not None:
             self._budget.accept(token)
         return self._matcher is not None and self._matcher.accept(token)
+
+    def for_drafts(self) -> "Sampler":
+        """One that draws with the same noise, for a model that guesses what this one will draw: of
+        what the answer has been through it knows nothing."""
+        params = replace(self.params, mirostat=0)
+        return Sampler(
+            params, self.seed, bias=self._bias, users=self._users, piece=self._piece,
+            choice=self._choice,
+        )  # fmt: skip
+
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens the grammar lets follow, one after the other."""
+        return len(tokens) if self._matcher is None else self._matcher.n_allowed(tokens)
 
     def _change(self, given: Floats, history: npt.NDArray[np.int64], position: int) -> Row:
         """Biases, then the user's own functions, on a copy."""

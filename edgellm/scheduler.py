@@ -151,8 +151,8 @@ class Scheduler:
         batch: dict[Sequence, int] = {}
         for sequence in list(self.running):
             self._release_forks_of_computed(sequence)
-            if sequence.n_waiting == 1 and sequence.row >= 0 and not sequence.is_resting:
-                self._grant(sequence, 1, batch)
+            if sequence.is_generating and sequence.row >= 0 and not sequence.is_resting:
+                self._grant(sequence, sequence.n_waiting, batch)
         budget = self._prefill_budget(list(batch))
         # an interactive request that waits goes before prompts of the batch lane that are under way
         first = [s for s in self.running if s.lane == 0 or not self._lanes[0]]
@@ -191,7 +191,7 @@ class Scheduler:
                 # the prompts that others wait for.
                 # (options.lane: nobody reads what a promoted batch request generates)
                 gap = (config.stretch - 1) * self._time.decode(n_decode)
-                under_way = sum(s.n_waiting > 1 for s in self.running)
+                under_way = sum(not s.is_generating for s in self.running if s.n_waiting)
                 seconds = max(gap, min(seconds, gap * (under_way + self.n_waiting)))
             n = max(_TILE, self._time.n_prefill(seconds) // _TILE * _TILE)
             total = min(n_decode + n, config.step_tokens)

@@ -70,6 +70,8 @@ class Sequence:
     context_full: bool = False
     is_cancelled: bool = False  # may be set by any thread
     n_preempted: int = 0
+    n_drafted: int = 0  # guesses that were checked (see speculative)
+    n_accepted: int = 0  # and were right
     is_promoted: bool = False  # of the batch lane, but treated as interactive from now on
     known: Known | None = None  # since it was begun: what its prompt may be compared with
     pieces: deque[Piece] = field(default_factory=deque)  # not yet taken by the caller
@@ -82,6 +84,7 @@ class Sequence:
     n_room: int = 0  # positions that have a block
     row: int = -1  # of the block tables
     state: int = -1  # slot of the state of recurrent layers
+    n_again: int = 0  # tokens behind it that were computed once, but are again after a wrong draft
     blocks: list[dict[int, int]] = field(default_factory=list)  # by cache group: place -> block
     root: bytes = b""  # the name of the empty beginning (see prefix)
     prefixes: list[bytes] = field(default_factory=list)  # names of its first 1, 2, … blocks
@@ -147,6 +150,11 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def is_generating(self) -> bool:
+        """Whether its next step brings a new token, and nothing else is to be read."""
+        return self.n_waiting == 1 + self.n_again
+
+    @property
     def is_resting(self) -> bool:
         """Whether its reader is too far behind for more to be computed."""
         most = self.options.most_pieces
@@ -172,6 +180,8 @@ class Sequence:
             "predicted_n": n_output,
             "predicted_ms": predicted_ms,
             "predicted_per_second": 1e3 * n_steps / predicted_ms if predicted_ms else 0.0,
+            "draft_n": self.n_drafted,
+            "draft_n_accepted": self.n_accepted,
         }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +211,10 @@ class Matcher:
         if len(ids) == 0:
             raise StructureError("No token of the model can go on in the form asked for.")
         return ids
+
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may follow, one after the other; nothing changes."""
+        return self._matcher.validate_tokens(list(tokens)) if tokens else 0
 
     def accept(self, token: int) -> bool:
         """Take a token; True when nothing but the end may follow."""

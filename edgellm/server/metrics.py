@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -37,12 +38,20 @@ _COUNTERS = {
     "steps": ("steps", "Steps of the engine"),
     "stalls": ("stalls", "Times that the engine made no progress"),
     "cache_faults": ("faults", "Times that the cache's accounts were wrong"),
+    "spec_decode_num_drafts": ("speculation.drafts", "Drafts that were checked"),
+    "spec_decode_num_draft_tokens": ("speculation.drafted_tokens", "Tokens of these drafts"),
+    "spec_decode_num_accepted_tokens": ("speculation.accepted_tokens", "Of these, right ones"),
+    "spec_decode_num_declined": ("speculation.declined", "Drafts that were not worth checking"),
 }
 
 
 _GAUGES: dict[str, tuple[str, Callable[[AsyncLLM], float]]] = {
     "num_requests_running": ("Requests that run", lambda engine: len(engine.running)),
     "num_requests_waiting": ("Requests that wait", lambda engine: engine.n_waiting),
+    "spec_decode_saved_seconds": (
+        "What speculation has saved, about",
+        lambda engine: engine.metrics.speculation.saved_seconds,
+    ),
     "kv_cache_usage_perc": ("Share of the cache's blocks in use", lambda engine: engine.kv_usage),
 }
 
@@ -64,7 +73,7 @@ def _families(prefix: str, engines: list[tuple[str, AsyncLLM]]) -> Iterator[Metr
     for name, (source, text) in _COUNTERS.items():
         family = CounterMetricFamily(f"{prefix}:{name}", text, labels=labels)
         for model, engine in engines:
-            family.add_metric([model], getattr(engine.metrics, source))
+            family.add_metric([model], attrgetter(source)(engine.metrics))
         yield family
     preemptions = CounterMetricFamily(
         f"{prefix}:num_preemptions", "Requests that lost their room", labels=[*labels, "cause"]
@@ -73,13 +82,20 @@ def _families(prefix: str, engines: list[tuple[str, AsyncLLM]]) -> Iterator[Metr
         f"{prefix}:request_success", "Requests by how they ended",
         labels=[*labels, "finished_reason"],
     )  # fmt: skip
+    accepted = CounterMetricFamily(
+        f"{prefix}:spec_decode_num_accepted_tokens_per_pos",
+        "Right tokens by their place in the draft", labels=[*labels, "position"],
+    )  # fmt: skip
     for model, engine in engines:
+        for position, count in sorted(engine.metrics.speculation.accepted_at.items()):
+            accepted.add_metric([model, str(position)], count)
         for cause in ("memory", "priority"):
             preemptions.add_metric([model, cause], engine.metrics.preemptions[cause])
         for reason, count in list(engine.metrics.finished.items()):
             success.add_metric([model, reason], count)
     yield preemptions
     yield success
+    yield accepted
     for name, (text, value) in _GAUGES.items():
         gauge = GaugeMetricFamily(f"{prefix}:{name}", text, labels=labels)
         for model, engine in engines:

@@ -35,6 +35,8 @@ class Timings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: float
+    draft_n_accepted: float
 
 
 class CacheReport(TypedDict):

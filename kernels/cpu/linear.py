@@ -31,7 +31,10 @@ from edgellm.kernels.cpu.vector import F32, I8, I16, I32, I64, Emitter, Value
 from edgellm.quant.block import QuantType
 
 N_ARGUMENTS = 11
-_PREFETCH_FROM, _PREFETCH_BYTES = 4, 6912  # narrower tiles are memory-bound streams already
+_WIDE, _PREFETCH_BYTES = 4, 6912  # tokens of a tile that computes longer than memory waits
+# Narrower tiles are streams, which the CPU's own prefetcher follows; where the arithmetic of
+# blocks of 256 makes it stutter, hints a little ahead of it help, farther ones disturb it.
+_NEAR_BYTES = 1152
 
 
 class Tile:
@@ -70,7 +73,7 @@ class PackedTile(Tile):
         span_bytes = form.struct_bytes * form.terms
         with e.loop(n_blocks) as i:
             p = w + i * size
-            n_bytes = size if width >= _PREFETCH_FROM else 0
+            n_bytes = size if width >= _WIDE or self.block > 32 else 0
             prefetch = _Prefetch(e, p + ahead, n_bytes, layout.n_groups * WORDS)
             rows = [address + i * (layout.n_groups // form.groups * span_bytes) for address in x]
             fields = layout.fields(e, p)
@@ -272,7 +275,8 @@ def emit_groups(
                 row = x + token * x_bytes
                 rows = [row + x_bytes * m for m in range(width)]
                 # the first tile brings later weights in; they stay in cache for the others
-                ahead = e.select(token.eq(0), e.const(_PREFETCH_BYTES), e.const(0))
+                distance = _PREFETCH_BYTES if width >= _WIDE else _NEAR_BYTES
+                ahead = e.select(token.eq(0), e.const(distance), e.const(0))
                 slots = [e.var(r) for r in tile.emit(e, width, w, rows, n_blocks, ahead)]
                 with e.when(bias.ne(0)):
                     for slot in slots:

@@ -28,7 +28,8 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from edgellm.kernels.cpu.company import Company, waits_of
+from edgellm.kernels.cpu.company import Company, idle_of, waits_of
+from edgellm.kernels.cpu.cores import allowed_cpus
 from edgellm.kernels.cpu.store import EmitKernel, KernelStore
 from edgellm.kernels.cpu.vector import I32, I64, Emitter, Value
 
@@ -310,7 +311,8 @@ class Team:
             except RuntimeError:  # a limit of the system or of a container
                 _stop(self.header, self._threads[:i], self._syscall, system.futex, self._pid)
                 raise TeamError(f"only {i} of {n_threads} threads could be started") from None
-        self._company = Company(n_threads, waits_of([t.native_id or 0 for t in self._threads]))
+        waits = waits_of([t.native_id or 0 for t in self._threads])
+        self._company = Company(n_threads, waits, idle_of(cpus or allowed_cpus()))
         self._stop = weakref.finalize(
             self, _stop, self.header, self._threads, self._syscall, system.futex, self._pid
         )

@@ -62,6 +62,7 @@ class LLM:
     tokenizer = Tokenizer()
     n_ctx = 8192
     notices: list[str] = []
+    speculation = None
     metadata = {"general.name": "Fake 1B"}
     context_full = False
     kernel_stats = {"compiled": 2, "loaded": 5, "seconds": 1.25}
@@ -86,10 +87,11 @@ class LLM:
     def __init__(
         self, path, n_ctx=None, n_threads=None, max_num_seqs=8, progress=None,
         context_policy="error", cpu_mask=None, type_k="f16", type_v="f16",
-        offload=None, **overrides,
+        offload=None, speculation=None, **overrides,
     ):  # fmt: skip
         SEEN.update(path=str(path), n_ctx=n_ctx, n_threads=n_threads, cpu_mask=cpu_mask,
-                    overrides=overrides, types=(type_k, type_v), offload=offload)  # fmt: skip
+                    overrides=overrides, types=(type_k, type_v), offload=offload,
+                    speculation=speculation)  # fmt: skip
         if str(path).endswith("damaged.gguf"):
             from edgellm.errors import EdgeLLMError
 

@@ -66,6 +66,17 @@ class Schedules(RuleBasedStateMachine):
         del sequence.tokens[max(wanted, 1) :]
         sequence.tokens += range(500 + wanted, 507 + wanted)  # another way on
 
+    @precondition(lambda self: self.running and not self.cache.kv.is_recurrent)
+    @rule(which=st.randoms(use_true_random=False))
+    def fork(self, which: random.Random) -> None:
+        sequence = which.choice(self.running)
+        other = request(
+            [*sequence.tokens[: sequence.n_computed], 900, 901], cache_salt=sequence.salt
+        )
+        if self.cache.kv.fork(sequence, other):
+            assert other.n_computed == sequence.n_computed
+            self.running.append(other)
+
     @precondition(lambda self: self.running)
     @rule(which=st.randoms(use_true_random=False))
     def leave(self, which: random.Random) -> None:

@@ -1,0 +1,62 @@
+"""The flags of speculation, as llama.cpp spells and spelled them."""
+
+from pathlib import Path
+
+import pytest
+
+from edgellm.cli.main import run
+
+
+@pytest.mark.parametrize(
+    "flags, field, value",
+    [
+        ([], "kind", "none"),
+        (["--spec-type", "lookup"], "kind", "lookup"),
+        (["--spec-type", "ngram-simple"], "kind", "lookup"),
+        (["--spec-type", "draft-simple", "-md", "d.gguf"], "kind", "draft"),
+        (["-md", "d.gguf"], "kind", "auto"),
+        (["--spec-draft-model", "d.gguf"], "model", "d.gguf"),
+        (["--spec-type", "none", "-md", "d.gguf"], "model", None),
+        (["--draft", "5"], "n_max", 5),
+        (["--draft-max", "5"], "n_max", 5),
+        (["--spec-draft-n-max", "5"], "n_max", 5),
+        (["--draft-min", "2"], "n_min", 2),
+        (["--spec-draft-n-min", "2"], "n_min", 2),
+        (["--draft-p-min", "0.4"], "p_min", 0.4),
+        (["--spec-draft-p-min", "0.4"], "p_min", 0.4),
+        (["-td", "3"], "n_threads", 3),
+        (["--draft-cores", "0x2"], "cores", "0x2"),
+        (["-ngld", "4"], "n_gpu_layers", 4),
+        (["-ctkd", "q8_0"], "type_k", "q8_0"),
+        (["-ctvd", "q4_0"], "type_v", "q4_0"),
+    ],
+)
+def test_flags_reach_the_engine(fake, flags, field, value):
+    Path("d.gguf").write_bytes(b"GGUF")
+    assert run(["run", "m.gguf", "Hi", *flags]) == 0
+    assert getattr(fake.SEEN["speculation"], field) == value
+
+
+def test_a_chat_looks_up_by_itself(fake, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(["chat", "m.gguf"]) == 0
+    assert fake.SEEN["speculation"].kind == "auto"
+    assert run(["chat", "m.gguf", "--spec-type", "none"]) == 0
+    assert fake.SEEN["speculation"].kind == "none"
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--spec-type", "fast"], "must be none, lookup, draft, auto"),
+        (["--spec-type", "draft"], "needs a draft model (-md, --model-draft)"),
+        (["--draft-max", "0"], "--draft-max must be 1 to 60 tokens, not 0"),
+        (["--draft-min", "9", "--draft-max", "4"], "--draft-min must be 0 to --draft-max (4)"),
+        (["-ctkd", "q5"], "is none of"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_loaded(fake, capsys, flags, words):
+    fake.SEEN.clear()
+    assert run(["run", "m.gguf", "Hi", *flags]) == 2
+    assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "path" not in fake.SEEN
