@@ -14,6 +14,7 @@ from edgellm.sampling import (
     Candidates,
     Context,
     ModelProducedNaN,
+    Sampler,
     SamplingParams,
     keyed_gumbel,
     largest,
@@ -149,6 +150,49 @@ def test_broken_logits_are_a_typed_error(bad):
         log_softmax_top(logits, 0, 1)
     with pytest.raises(ModelProducedNaN):
         sample(np.full(10, -np.inf, np.float32), SamplingParams(), 1, 0)
+
+
+NEEDED = [  # parameters, and how many of the largest logits they look at
+    ({}, 40),
+    ({"top_k": 64, "typical_p": 0.6, "xtc_probability": 0.9, "dynatemp_range": 0.5}, 64),
+    ({"top_k": 5, "samplers": "top_k;min_p"}, 5),
+    ({"temperature": 0}, 1),
+    ({"temperature": 0, "top_k": 0}, 1),
+    ({"top_k": 1}, 1),
+    ({"top_k": 0}, 0),
+    ({"samplers": "top_p;top_k"}, 0),
+    ({"samplers": "temperature"}, 0),
+    ({"mirostat": 2}, 0),
+    ({"repeat_penalty": 1.1}, 0),
+    ({"dry_multiplier": 0.8}, 0),
+    ({"top_n_sigma": 1.0}, 0),
+    ({"top_n_sigma": 1.0, "temperature": 0}, 1),
+    ({"temperature": 0, "presence_penalty": 0.5}, 0),
+]
+
+
+@pytest.mark.parametrize(("values", "n"), NEEDED)
+def test_how_many_logits_a_draw_depends_on(values, n):
+    assert SamplingParams(**values).n_best == Sampler(SamplingParams(**values), 1).n_best == n
+
+
+def test_biases_users_and_grammars_look_at_all_logits():
+    bias = np.array([3]), np.array([1.0], np.float32)
+    assert Sampler(SamplingParams(), 1, bias=bias).n_best == 0
+    assert Sampler(SamplingParams(), 1, users=[lambda *given: None]).n_best == 0
+    assert Sampler(SamplingParams(temperature=0), 1, matcher=object()).n_best == 0
+
+
+@given(logits_of, st.integers(0, 2**32), st.integers(0, 100), st.integers(0, 40))
+@settings(deadline=None)
+def test_the_best_alone_give_the_same_token(logits, seed, more, position):
+    # also some more than are needed, as a step of several requests brings them
+    for values, n in NEEDED:
+        if n < len(logits) and n:
+            ids = np.array(by_rank(logits)[: n + more])
+            best, params = Candidates(logits[ids], ids, ordered=True), SamplingParams(**values)
+            wanted = sample(logits, params, seed, position)
+            assert Sampler(params, seed).draw(best, [], position) == wanted
 
 
 def test_masked_tokens_never_win():
