@@ -15,9 +15,9 @@ def verify(
 ) -> tuple[int, str | None]:
     """(guesses that were right, how the sequence ended or None).
 
-    ``rows`` [1 + n] are the logits behind the sequence and behind each guess; ``take``
-    samples the next token from a row, puts it on the sequence and says whether that ended it. A
-    token is the one that would have come without guesses, since its row and its noise are.
+    ``rows`` [1 + n] are the logits behind the sequence and behind each guess; ``take`` samples the
+    next token from a row, puts it on the sequence and says whether that ended it. A token is the
+    one that would have come without guesses, since its row and its noise are.
     """
     for i, row in enumerate(rows):
         n_before = len(sequence.tokens)

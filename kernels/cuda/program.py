@@ -2,11 +2,11 @@
 
 A part begins with what it reads of the CPU's memory or of another device, which is copied from
 there, and ends with what the CPU reads of it, which is the only wait: where all layers are on
-devices, once a step. Generated tokens are launched as
-a captured graph, one for each section and each power of two of rows; prompts launch by launch.
-Copies go through pinned memory on the stream. A part is one section, or several where weights are
-streamed: a section's weights are copied once a step, whatever goes through it. Of logits only the
-best of each row are copied where a step asks for no more.
+devices, once a step. Of logits only the best of each row are copied where a step asks for no more.
+Generated tokens are launched as a captured graph, one for each section and each power of two of
+rows; prompts launch by launch. Copies go through pinned memory on the stream. A part is one
+section, or several where weights are streamed: a section's weights are copied once a step, whatever
+goes through it.
 """
 
 from __future__ import annotations
