@@ -29,7 +29,7 @@ def _divide(
     options: SpeculationOptions, target: Share, is_asked: bool, is_on_gpu: bool
 ) -> Division:
     cores = sorted(set(cores_of(performance_cpus(allowed_cpus())).values()))
-    draft_cpus = tuple(parse_mask(options.cores)) if options.cores else ()
+    draft_cpus = tuple(parse_mask(options.cores, "--draft-cores")) if options.cores else ()
     return divide(cores, target, is_asked, is_on_gpu, options.n_threads, draft_cpus)
 
 
