@@ -90,6 +90,15 @@ def test_what_cannot_draft_is_refused(tiny_model: Callable[..., Path], tmp_path:
         assert "\n" not in str(caught.value)
 
 
+def test_what_a_draft_model_cannot_have_is_said_to_be_its_own(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.placement.open_gpus", lambda: ({}, "There is none."))
+    path = tiny_model("llama")
+    with pytest.raises(EdgeLLMError, match=r"^Draft model \(-md\): No layer can go to a GPU"):
+        LLM(path, speculation=SpeculationOptions("draft", model=str(path), n_gpu_layers=3))
+
+
 def test_vocabularies_are_compared_by_text() -> None:
     kind = {"tokenizer.ggml.model": "gpt2"}
     ours = {**kind, "tokenizer.ggml.tokens": ["a", "b", "c"]}
