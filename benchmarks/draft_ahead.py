@@ -5,8 +5,9 @@
 Both are one tiny model, whose steps are made to last: the target's ``--step`` seconds whatever its
 rows, as a device's that has arithmetic to spare, the draft's half of that. While they last nothing
 is held that another thread needs. A guess is right with the probability ``--rate``, drawn from a
-hash of its place; where it is wrong the draft's second choice is right with ``--second``. Shown are
-the target alone, the pair in turns with each length of draft, and the draft model ahead.
+hash of ``--seed`` and its place; where it is wrong the draft's second choice is right with
+``--second``. Shown are the target alone, the pair in turns with each length of draft, and the draft
+model ahead.
 """
 
 from __future__ import annotations
@@ -40,20 +41,23 @@ LENGTHS = (1, 2, 3)
 class Guesser:
     """The target's sampler, but for guesses that are to be wrong."""
 
-    def __init__(self, true: Sampler, rate: float, second: float) -> None:
-        self._true, self._rate, self._second = true, rate, second
+    def __init__(self, true: Sampler, rate: float, second: float, seed: int) -> None:
+        self._true, self._rate, self._second, self._seed = true, rate, second, seed
 
     def draw(self, logits: Any, tokens: list[int]) -> int:
         token, n = self._true.draw(logits, tokens), len(logits)
         is_second = bool(np.isneginf(logits).any())  # the first choice is not to be had
         if not is_second:
-            return token if _chance(tokens, 0) < self._rate else (token + 1) % n
-        if _chance(tokens, 0) < self._rate:
+            return token if self._chance(tokens, 0) < self._rate else (token + 1) % n
+        if self._chance(tokens, 0) < self._rate:
             return token  # the first was right: whatever this is, it is wrong
-        return token if _chance(tokens, 1) < self._second else (token + 2) % n
+        return token if self._chance(tokens, 1) < self._second else (token + 2) % n
+
+    def _chance(self, tokens: list[int], purpose: int) -> float:
+        return _chance(tokens, (self._seed, purpose))
 
 
-def _chance(tokens: list[int], purpose: int) -> float:
+def _chance(tokens: list[int], purpose: tuple[int, int]) -> float:
     """A number in (0, 1) for a place; of 20 places in a row each twentieth has one."""
     block, place = divmod(len(tokens), 20)
     seed = int.from_bytes(hashlib.blake2b(repr((purpose, block)).encode()).digest()[:8], "big")
@@ -108,6 +112,7 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=0.05, help="seconds of a step of the target")
     parser.add_argument("--rate", type=float, default=0.7)
     parser.add_argument("--second", type=float, default=0.5)
+    parser.add_argument("--seed", type=int, default=0, help="which guesses are right")
     parser.add_argument("-n", type=int, default=500, help="tokens")
     given = parser.parse_args()
     folder = tempfile.TemporaryDirectory()
@@ -115,7 +120,7 @@ def main() -> None:
     for_drafts = Sampler.for_drafts
 
     def guesser(sampler: Sampler) -> Any:
-        return Guesser(for_drafts(sampler), given.rate, given.second)
+        return Guesser(for_drafts(sampler), given.rate, given.second, given.seed)
 
     def show(name: str, speed: float, llm: LLM, best: float) -> None:
         counts = llm.metrics.speculation

@@ -34,7 +34,10 @@ def load(
 
     from edgellm.llm import LLM
 
-    guesses = None if speculation is None else speculation.options
+    guesses = None
+    if speculation is not None:
+        guesses = speculation.options
+        speculation.report(guesses)
     status = Status(plain)
     try:
         llm = LLM(

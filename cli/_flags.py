@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from edgellm.cli._output import say
+
 Command = Callable[..., None]
 
 
@@ -33,3 +35,16 @@ def with_flags(
         return flagged
 
     return decorated
+
+
+def say_unused(flags: dict[str, tuple[Any, Any]], given: dict[str, Any], why: str) -> None:
+    """That those of ``flags`` which were given have no effect."""
+    names = []
+    for key, value in given.items():
+        if value not in (flags[key][1], []):
+            option = flags[key][0].__metadata__[0]
+            # typer keeps the first name of an annotated option in the place of its default
+            spellings = (option.default, *(option.param_decls or ()))
+            names.append(next(name for name in spellings if str(name).startswith("--")))
+    if names:
+        say(f"{why}: {', '.join(names)} changes nothing.")

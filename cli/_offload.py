@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgellm.cli._flags import with_flags
+from edgellm.cli._flags import say_unused, with_flags
 from edgellm.cli._options import one_of
 from edgellm.cli._output import say, visible
 
@@ -164,13 +164,7 @@ class OffloadFlags:
 
     def say_unused(self, why: str) -> None:
         """That flags which were given have no effect."""
-        given = [
-            next(name for name in FLAGS[key][0].__metadata__[0].param_decls if name[:2] == "--")
-            for key, value in self._given.items()
-            if value not in (FLAGS[key][1], [])
-        ]
-        if given:
-            say(f"{why}: {', '.join(given)} changes nothing.")
+        say_unused(FLAGS, self._given, why)
 
     def report(self, llm: "LLM") -> None:
         if self.is_shown:

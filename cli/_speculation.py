@@ -7,25 +7,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli import _model
-from edgellm.cli._flags import Command, with_flags
+from edgellm.cli._flags import Command, say_unused, with_flags
 from edgellm.cli._offload import layers_of
 from edgellm.cli._options import automatic_or_positive, cache_type, threads_or_none
 
 if TYPE_CHECKING:
     from edgellm.speculative.options import SpeculationOptions
 
-_LONG = {"draft-simple": "draft"}  # llama.cpp's names of kinds
+# llama.cpp's names of kinds
+_LONG = {"draft-simple": "draft"} | dict.fromkeys(
+    ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "lookup"
+)
 
 
 def _kind(value: str | None) -> str | None:
+    """Its lists of kinds too: both together are auto."""
     from edgellm.speculative.options import KINDS
 
     if value is None:
         return None
-    kind = "lookup" if value.startswith("ngram-") else _LONG.get(value, value)
-    if kind not in KINDS:
-        raise typer.BadParameter(f"must be {', '.join(KINDS)}")
-    return kind
+    kinds = {_LONG.get(name, name) for name in value.split(",")}
+    if unknown := sorted(kinds - set(KINDS)):
+        raise typer.BadParameter(f"must be {', '.join(KINDS)}, not {unknown[0]!r}")
+    kinds.discard("none")
+    return "auto" if len(kinds) > 1 else kinds.pop() if kinds else "none"
 
 
 def _layers(value: str) -> str:
@@ -115,6 +120,9 @@ FLAGS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
+_OF_MODEL = [name for name in FLAGS if name not in ("spec_type", "draft_max", "draft_min")]
+
+
 class SpeculationFlags:
     """What the flags came to. ``kind``: where none was asked for."""
 
@@ -142,6 +150,24 @@ class SpeculationFlags:
         if named is not None and kind in ("draft", "auto"):
             model = _model.locate(named)
         return SpeculationOptions(**wanted, model=None if model is None else str(model))
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether a draft model was asked for."""
+        given = self._given
+        return given["model_draft"] is not None and given["spec_type"] in (None, "draft", "auto")
+
+    def report(self, options: "SpeculationOptions") -> None:
+        """That a draft model's flags change nothing where none is used."""
+        if not options.uses_model:
+            of_model = {k: v for k, v in self._given.items() if k in _OF_MODEL}
+            is_named = self._given["model_draft"] is not None
+            why = f"--spec-type {options.kind} uses no" if is_named else "There is no"
+            say_unused(FLAGS, of_model, f"{why} draft model (-md)")
+
+    def say_unused(self, why: str) -> None:
+        """That flags which were given have no effect."""
+        say_unused(FLAGS, self._given, why)
 
 
 def with_speculation(kind: str = "none") -> Callable[[Command], Command]:

@@ -183,6 +183,7 @@ def command(
 
     if server is not None:
         offload.say_unused("What runs on a GPU is the server's to choose")
+        speculation.say_unused("What guesses tokens is the server's to choose")
         source: Source = Served(server, sent_key(api_key_file))
         settings.model = model_argument or model
     else:

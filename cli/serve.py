@@ -202,6 +202,11 @@ def command(
     name = _model.pick(model_argument, model)
     if models_dir is not None and not models_dir.is_dir():
         raise EdgeLLMError(f"{models_dir} (--models-dir) is not a folder.")
+    if models_dir is not None and speculation.uses_model:
+        raise EdgeLLMError(
+            "A draft model (-md) is of one model's family, and --models-dir serves several: leave "
+            "one of them out (--spec-type lookup needs no draft model)."
+        )
     try:
         from edgellm.server.run import Settings, serve
     except ImportError as error:

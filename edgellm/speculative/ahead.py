@@ -203,7 +203,7 @@ class DraftAhead:
         tree.lines = kept
 
     def _write(self, trees: dict[Sequence, _Tree]) -> bool:
-        """A step of the draft model; False when there is nothing to write."""
+        """A step of the draft model; False when there was nothing that it could write."""
         lines, forking = [], set()
         for tree in trees.values():
             n_free = LINES - len(tree.lines)
@@ -213,6 +213,7 @@ class DraftAhead:
                     if n_free > 0 and line.n_guesses < _SECONDS_UP_TO:
                         forking.add(line)
                         n_free -= 1
+        n_behind = [line.n_behind for line in lines]
         self._step_began = time.perf_counter()
         done = set(self.drafter.step(lines, forking))
         for sequence, tree in trees.items():
@@ -220,7 +221,8 @@ class DraftAhead:
                 if line in done and line in forking:
                     other = self.drafter.fork(sequence, line)
                     tree.lines += [other] if other is not None else []
-        return bool(lines) and (bool(done) or any(line.n_behind > 1 for line in lines))
+        # a line that is as long as the context, or finds no room, has to wait for news
+        return bool(done) or any(line.n_behind < n for line, n in zip(lines, n_behind, strict=True))
 
     def _publish(self, trees: dict[Sequence, _Tree]) -> None:
         written = {

@@ -29,7 +29,7 @@ def _divide(
     options: SpeculationOptions, target: Share, is_asked: bool, is_on_gpu: bool
 ) -> Division:
     cores = sorted(set(cores_of(performance_cpus(allowed_cpus())).values()))
-    draft_cpus = tuple(parse_mask(options.cores)) if options.cores else ()
+    draft_cpus = tuple(parse_mask(options.cores, "--draft-cores")) if options.cores else ()
     return divide(cores, target, is_asked, is_on_gpu, options.n_threads, draft_cpus)
 
 
@@ -71,12 +71,15 @@ def load_drafter(llm: LLM, options: SpeculationOptions, share: Share, n_lines: i
     from edgellm.speculative.drafter import Drafter
 
     assert options.model is not None
-    draft = LLM(
-        options.model, n_ctx=llm.n_ctx, n_threads=share.n_threads,
-        cpu_mask=sum(1 << cpu for cpu in share.cpus) or None,
-        max_num_seqs=llm.max_num_seqs * n_lines, type_k=options.type_k, type_v=options.type_v,
-        offload=Options(n_gpu_layers=options.n_gpu_layers),
-    )  # fmt: skip
+    try:
+        draft = LLM(
+            options.model, n_ctx=llm.n_ctx, n_threads=share.n_threads,
+            cpu_mask=sum(1 << cpu for cpu in share.cpus) or None,
+            max_num_seqs=llm.max_num_seqs * n_lines, type_k=options.type_k, type_v=options.type_v,
+            offload=Options(n_gpu_layers=options.n_gpu_layers),
+        )  # fmt: skip
+    except EdgeLLMError as error:
+        raise EdgeLLMError(f"Draft model (-md): {error}") from None
     try:
         if draft.graph.is_recurrent:
             raise EdgeLLMError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Container, Iterable
+from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,7 @@ from edgellm.llm import LLM
 from edgellm.memory import STEP_TOKENS
 from edgellm.request_options import RequestOptions
 from edgellm.runner import Run
+from edgellm.sampling import ModelProducedNaN
 from edgellm.sampling_params import SamplingParams
 from edgellm.sequence import Sequence
 from edgellm.speculative.options import MOST_GUESSES
@@ -53,7 +55,8 @@ class Drafter:
     probability below ``p_min``. ``n_vocab`` is the target's."""
 
     def __init__(self, llm: LLM, n_vocab: int, p_min: float = 0.0) -> None:
-        self.llm, self._n_vocab, self._p_min = llm, n_vocab, p_min
+        self.llm, self._p_min = llm, p_min
+        self._n_vocab, self._n_own = n_vocab, llm.n_vocab
         self._runner = llm.runner  # lines are closed also when the model is
         self._runner.cache.slack = MOST_GUESSES + 4  # it writes beyond what is checked
         self.time = StepTime(0.01)
@@ -71,8 +74,9 @@ class Drafter:
         self.close(line)
 
     def open(self, target: Sequence) -> Line | None:
-        """A line for a sequence; None where there is no room for one."""
-        if len(target.tokens) >= self.llm.max_positions:
+        """A line for a sequence; None where there is no room for one, or where it has tokens that
+        the draft model does not know."""
+        if len(target.tokens) >= self.llm.max_positions or not self._knows(target.tokens):
             return None
         own = self._sequence(target, list(target.tokens))
         if not self._runner.cache.admit(own):
@@ -127,6 +131,8 @@ class Drafter:
             n = min(own.n_waiting, budget)
             if n < 1 or len(own.tokens) >= self.llm.max_positions:
                 continue
+            if not self._knows(own.tokens[own.n_computed : own.n_computed + n]):
+                continue
             if not self._runner.cache.extend(own, n):
                 continue
             budget -= n
@@ -151,17 +157,32 @@ class Drafter:
         return done
 
     def _guess(self, line: Line, logits: NDArray[np.float32], wants_second: bool) -> bool:
-        own = line.own
-        token = own.sampler.draw(logits, own.tokens)
-        chance = 1.0 / float(np.exp(logits - logits[token]).sum(dtype=np.float64))
-        if token >= self._n_vocab or chance < self._p_min:
+        own, logits = line.own, self._as_targets(logits)
+        try:
+            token = own.sampler.draw(logits, own.tokens)
+            chance = 1.0 / float(np.exp(logits - logits[token]).sum(dtype=np.float64))
+            if not self._knows([token]) or chance < self._p_min:
+                return False
+            line.second = None
+            if wants_second:
+                others = logits.copy()
+                others[token] = -np.inf
+                second = own.sampler.draw(others, own.tokens)
+                line.second = second if self._knows([second]) else None
+        except ModelProducedNaN:
+            raise
+        except Exception:  # of a user's function, of tokens that may never come
             return False
-        line.second = None
-        if wants_second:
-            others = logits.copy()
-            others[token] = -np.inf
-            second = own.sampler.draw(others, own.tokens)
-            line.second = second if second < self._n_vocab else None
         own.tokens.append(token)
         line.signals.append(bisect_right(_BOUNDS, chance))
         return True
+
+    def _knows(self, tokens: List[int]) -> bool:
+        """A vocabulary may end with more unused tokens than the other."""
+        return self._n_own >= self._n_vocab or max(tokens, default=0) < self._n_own
+
+    def _as_targets(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """As many as the target has: biases and users' functions name tokens of its vocabulary."""
+        if (n_missing := self._n_vocab - len(logits)) > 0:
+            return np.pad(logits, (0, n_missing), constant_values=-np.inf)
+        return logits[: self._n_vocab]

@@ -65,8 +65,9 @@ def performance_cpus(cpus: Iterable[int], folder: Path = SYSFS) -> list[int]:
     return cpus
 
 
-def parse_mask(mask: str | int) -> list[int]:
-    """CPU numbers of a hexadecimal mask (0x3: the first two); CpuMaskError says what is wrong."""
+def parse_mask(mask: str | int, flag: str = "-C") -> list[int]:
+    """CPU numbers of a hexadecimal mask (0x3: the first two); CpuMaskError says what is wrong with
+    what ``flag`` was given."""
     try:
         bits = mask if isinstance(mask, int) else int(mask, 16)
     except (TypeError, ValueError):
@@ -74,15 +75,17 @@ def parse_mask(mask: str | int) -> list[int]:
     if bits <= 0:
         raise CpuMaskError(
             f"The CPU mask {mask!r} is no hexadecimal number above 0, as 0x3 for the first two "
-            "CPUs (-C)."
+            f"CPUs ({flag})."
         )
     if not hasattr(os, "sched_setaffinity"):
-        raise CpuMaskError("This system cannot bind threads to CPUs; leave the CPU mask out (-C).")
+        raise CpuMaskError(
+            f"This system cannot bind threads to CPUs; leave the CPU mask out ({flag})."
+        )
     cpus = [i for i in range(bits.bit_length()) if bits >> i & 1]
     if absent := sorted(set(cpus) - set(allowed_cpus())):
         raise CpuMaskError(
             f"CPU {absent[0]} of the mask {mask} is not there for this process, which may use "
-            f"{', '.join(map(str, allowed_cpus()))} (-C)."
+            f"{', '.join(map(str, allowed_cpus()))} ({flag})."
         )
     return cpus
 

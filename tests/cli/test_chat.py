@@ -512,11 +512,20 @@ def test_a_resumed_session_goes_on_with_the_very_tokens(real, tmp_path):
     assert len(ends) == 4  # of system, two questions and one answer: none that a user wrote
 
 
-def test_flags_of_gpus_beside_a_server_are_said_to_be_unused(capsys, monkeypatch):
+def test_flags_of_the_engine_beside_a_server_are_said_to_be_unused(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
     url = "http://127.0.0.1:9"  # nobody is there
-    assert run(["chat", "--server", url, "-ngl", "3", "-ot", "ffn=cpu"]) != 0
-    said = "What runs on a GPU is the server's to choose: --ngl, --override-tensor changes nothing."
-    assert said in capsys.readouterr().err
+    assert run(["chat", "--server", url, "-ngl", "3", "-ot", "ffn=cpu", "--placement", "-md",
+                "d", "--spec-type", "draft"]) != 0  # fmt: skip
+    said = (
+        "What runs on a GPU is the server's to choose: --ngl, --override-tensor, --placement "
+        "changes nothing."
+    )
+    error = capsys.readouterr().err
+    assert said in error
+    said = (
+        "What guesses tokens is the server's to choose: --spec-type, --model-draft changes nothing."
+    )
+    assert said in error
     assert run(["chat", "--server", url]) != 0
     assert "server's to choose" not in capsys.readouterr().err

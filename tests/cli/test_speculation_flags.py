@@ -14,6 +14,8 @@ from edgellm.cli.main import run
         (["--spec-type", "lookup"], "kind", "lookup"),
         (["--spec-type", "ngram-simple"], "kind", "lookup"),
         (["--spec-type", "draft-simple", "-md", "d.gguf"], "kind", "draft"),
+        (["--spec-type", "none,draft-simple", "-md", "d.gguf"], "kind", "draft"),
+        (["--spec-type", "ngram-mod,draft-simple", "-md", "d.gguf"], "kind", "auto"),
         (["-md", "d.gguf"], "kind", "auto"),
         (["--spec-draft-model", "d.gguf"], "model", "d.gguf"),
         (["--spec-type", "none", "-md", "d.gguf"], "model", None),
@@ -48,7 +50,9 @@ def test_a_chat_looks_up_by_itself(fake, monkeypatch):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--spec-type", "fast"], "must be none, lookup, draft, auto"),
+        (["--spec-type", "fast"], "must be none, lookup, draft, auto, not 'fast'"),
+        (["--spec-type", "lookup,draft-mtp"], "not 'draft-mtp'"),
+        (["--spec-type", "ngram-"], "not 'ngram-'"),
         (["--spec-type", "draft"], "needs a draft model (-md, --model-draft)"),
         (["--draft-max", "0"], "--draft-max must be 1 to 60 tokens, not 0"),
         (["--draft-min", "9", "--draft-max", "4"], "--draft-min must be 0 to --draft-max (4)"),
@@ -60,3 +64,35 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(fake, capsys, flags, w
     assert run(["run", "m.gguf", "Hi", *flags]) == 2
     assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "path" not in fake.SEEN
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--draft-cores", "zz", "-ngld", "3"],
+         "There is no draft model (-md): --gpu-layers-draft, --draft-cores changes nothing."),
+        (["--spec-type", "lookup", "-md", "d.gguf"],
+         "--spec-type lookup uses no draft model (-md): --model-draft changes nothing."),
+        (["-md", "d.gguf", "-td", "3"], ""),
+        (["--spec-type", "lookup", "--draft-max", "3"], ""),
+    ],
+)  # fmt: skip
+def test_flags_of_a_draft_model_that_is_not_used_say_so(fake, capsys, flags, words):
+    Path("d.gguf").write_bytes(b"GGUF")
+    assert run(["run", "m.gguf", "Hi", *flags]) == 0
+    error = " ".join(capsys.readouterr().err.split())
+    assert words in error if words else "changes nothing" not in error
+
+
+def test_a_draft_model_does_not_go_with_a_folder_of_models(tmp_path, capsys):
+    (tmp_path / "d.gguf").write_bytes(b"GGUF")
+    command = ["serve", "--models-dir", str(tmp_path), "-md", str(tmp_path / "d.gguf")]
+    assert run(command) == 2
+    assert "--models-dir serves several" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_mask_of_draft_cores_is_named(tiny_model, capsys):
+    path = str(tiny_model("llama"))
+    assert run(["run", path, "Hi", "-md", path, "--draft-cores", "zz"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "The CPU mask 'zz'" in error and "(--draft-cores)" in error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import architectures
+import numpy as np
 import pytest
 from invariance import tokens_of
 
@@ -87,6 +90,15 @@ def test_what_cannot_draft_is_refused(tiny_model: Callable[..., Path], tmp_path:
         assert "\n" not in str(caught.value)
 
 
+def test_what_a_draft_model_cannot_have_is_said_to_be_its_own(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.placement.open_gpus", lambda: ({}, "There is none."))
+    path = tiny_model("llama")
+    with pytest.raises(EdgeLLMError, match=r"^Draft model \(-md\): No layer can go to a GPU"):
+        LLM(path, speculation=SpeculationOptions("draft", model=str(path), n_gpu_layers=3))
+
+
 def test_vocabularies_are_compared_by_text() -> None:
     kind = {"tokenizer.ggml.model": "gpt2"}
     ours = {**kind, "tokenizer.ggml.tokens": ["a", "b", "c"]}
@@ -147,3 +159,66 @@ def test_a_check_tells_rates_times_and_gains(tiny_model: Callable[..., Path]) ->
         assert llm.is_idle
     with LLM(path) as llm, pytest.raises(EdgeLLMError, match="without a draft model"):
         draft_check(llm, PROMPTS[:1], params, lambda text: None)
+
+
+def test_tokens_that_only_the_target_has_are_not_guessed_behind(
+    tiny_model: Callable[..., Path], eager: None, cores: None
+) -> None:
+    """Both vocabularies match, and the target's ends with more unused tokens."""
+    path = tiny_model("llama", controls=("[PAD1]", "[PAD2]"))
+    options = SpeculationOptions("draft", model=str(tiny_model("llama")))
+    with LLM(path) as plain, LLM(path, speculation=options) as llm:
+        last = llm.n_vocab - 1
+        for prompt, params in (
+            ([5, last, 6], GREEDY),
+            ([5, 6, 7], replace(SAMPLED, logit_bias=((last, 30.0),))),
+            ([5, 6, 7], replace(SAMPLED, logit_bias=((last, 4.0),), repeat_penalty=1.5)),
+        ):
+            assert llm.generate(prompt, params).tokens == plain.generate(prompt, params).tokens
+        assert llm.generate([5, 6, 7], GREEDY).tokens == plain.generate([5, 6, 7], GREEDY).tokens
+        assert llm.is_idle and llm.runner.cache.faults() == []
+
+
+def test_a_users_function_may_fail_on_guesses_alone(
+    tiny_model: Callable[..., Path], eager: None, cores: None
+) -> None:
+    path, params = tiny_model("llama"), GREEDY
+    with LLM(path) as plain:
+        came = plain.generate(PROMPTS[1], params).tokens
+    true = np.array([*PROMPTS[1], *came])
+
+    def only_what_comes(logits: Any, tokens: Any, position: int) -> None:
+        if tokens[-1] != true[len(tokens) - 1]:
+            raise ValueError
+
+    options = SpeculationOptions("draft", model=str(tiny_model("llama", seed=5)))
+    with LLM(path, samplers=[only_what_comes], speculation=options) as llm:
+        assert llm.generate(PROMPTS[1], params).tokens == came
+
+
+def test_a_draft_model_with_a_shorter_context_rests_when_it_is_full(
+    tiny_model: Callable[..., Path], eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = Division(Share(1), Share(1, (0,)), True)
+    monkeypatch.setattr(build, "divide", lambda *arguments: apart)
+    path, n_steps = tiny_model("llama"), 0
+    options = SpeculationOptions("draft", model=str(tiny_model("llama", n_ctx=64)))
+    with LLM(path, speculation=options) as llm:
+        drafter = llm.speculation.proposers[0].drafter  # type: ignore[union-attr]
+        step = drafter.step
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal n_steps
+            n_steps += 1
+            return step(*arguments)
+
+        monkeypatch.setattr(drafter, "step", counted)
+        [sequence] = llm.submit(
+            tokens_of(2, 40, 250), replace(GREEDY, max_tokens=90), RequestOptions()
+        )
+        while len(sequence.tokens) < 100:
+            llm.step()
+        time.sleep(0.2)
+        n_before = n_steps
+        time.sleep(0.3)
+        assert n_steps == n_before
