@@ -104,7 +104,7 @@ def _read(file: BinaryIO, path: Path, layout: dict[str, Any]) -> Saved:
         if header["layout"] != layout:
             raise KVFileError(
                 f"{path} was saved by another model, another version of edgellm, or with other "
-                "settings of the cache or of the GPU (--ngl)."
+                "settings of the cache or of the GPU (--ngl, --strict-bits)."
             )
         tokens, places = header["tokens"], header["places"]
         sizes, n_state = header["sizes"], header["state"]

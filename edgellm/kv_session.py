@@ -74,6 +74,7 @@ def _sequence(llm: LLM, tokens: list[int], salt: str) -> Sequence:
 def layout(llm: LLM) -> dict[str, Any]:
     """What must be the same for the bytes to mean the same."""
     runner, placed = llm.runner, llm.placement.plan
+    is_strict = placed.strict and placed.uses_device
     groups = [[g.window, g.sinks, runner.block_bytes(i)] for i, g in enumerate(runner.cache.groups)]
     return {
         "model": fingerprint(llm.gguf),
@@ -82,5 +83,6 @@ def layout(llm: LLM) -> dict[str, Any]:
         "groups": groups,
         "types": [llm.type_k, llm.type_v],
         "state": runner.state_bytes,
-        "places": [placed.places, placed.matrices, placed.kv_offload],  # they round differently
+        # they round differently
+        "places": [placed.places, placed.matrices, placed.kv_offload, is_strict],
     }

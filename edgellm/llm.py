@@ -141,10 +141,10 @@ class LLM:
             raise EdgeLLMError(f"The path of a model file is needed, not {path!r}.")
         if offload is not None and not isinstance(offload, Options):
             raise EdgeLLMError(f"offload must be edgellm.offload.Options, not {offload!r}.")
-        self._options = offload or Options()
+        self.offload_options = offload or Options()
         self._guesses = speculation or SpeculationOptions()
         if n_gpu_layers is not None:
-            self._options = replace(self._options, n_gpu_layers=n_gpu_layers)
+            self.offload_options = replace(self.offload_options, n_gpu_layers=n_gpu_layers)
         samplers = [samplers] if callable(samplers) else samplers
         self._ring, self._prefix_cache = context_policy == "ring", prefix_cache
         self.type_k, self.type_v = type_k, type_v
@@ -163,14 +163,21 @@ class LLM:
             self._load(n_ctx, n_threads, cpus, max_num_seqs, cache_tokens, block_size, say)
             self._start(max_num_batched_tokens, prefill_share, host_cache_bytes)
         except (ProgramError, targets.TargetError, store.StoreError, CpuMaskError) as error:
-            self.gguf.close()
+            self._give_up()
             raise EdgeLLMError(str(error)) from None
         except TeamError as error:
-            self.gguf.close()
+            self._give_up()
             raise EdgeLLMError(f"{error} (-t).") from None
         except BaseException:
-            self.gguf.close()
+            self._give_up()
             raise
+
+    def _give_up(self) -> None:
+        """Free what loading took so far: its threads and a GPU's memory do not go by themselves."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+        self.gguf.close()
 
     def _load(
         self, n_ctx: int | None, n_threads: int | None, cpus: tuple[int, ...], max_num_seqs: int,
@@ -218,13 +225,13 @@ class LLM:
         )
         least = cache_tokens or n_ctx or (None if graph.is_causal else context.n_ctx)
         n_layers = self.config.n_layers
-        placed = placement.place(graph, n_layers, limits, self._options, least)
+        placed = placement.place(graph, n_layers, limits, self.offload_options, least)
         before = _kernels.compiled, _kernels.loaded, _kernels.seconds
         _kernels.progress = compile_progress(say)
         self.graph = graph
         try:
             self._runner, self.placement = placement.load(
-                placed, self._options, graph,
+                placed, self.offload_options, graph,
                 lambda limits, offload: Runner(
                     gguf, graph, limits, _kernels, weights_progress(say), offload
                 ),
@@ -557,14 +564,17 @@ class LLM:
 
     @property
     def is_alive(self) -> bool:
-        """Whether steps can be computed: not closed, not the copy of a forked process, and no
-        device failed."""
-        return self._runner is not None and self._runner.is_alive
+        """Whether steps can be computed: not closed, not the copy of a forked process, no device
+        failed, and a draft model, if there is one, goes on too."""
+        runner, guesses = self._runner, self.speculation
+        return runner is not None and runner.is_alive and (guesses is None or guesses.is_alive)
 
     @property
     def lost_device(self) -> str:
-        """See Runner."""
-        return self._runner.lost_device if self._runner is not None else ""
+        """The name of a GPU that failed under the model or its draft model (see Runner)."""
+        runner, guesses = self._runner, self.speculation
+        lost = runner.lost_device if runner is not None else ""
+        return lost or (guesses.lost_device if guesses is not None else "")
 
     @property
     def scheduler(self) -> Scheduler:

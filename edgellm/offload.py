@@ -155,6 +155,11 @@ class Plan:
         return any(t.total for t in self.taken.values())
 
     @property
+    def uses_cpu(self) -> bool:
+        """Whether the CPU has more to do than to look up embeddings."""
+        return CPU in (*self.places, *self.matrices.values()) or not self.kv_offload
+
+    @property
     def n_gpu_layers(self) -> int:
         """Layers that are not on the CPU, the output matrix counted as one."""
         return sum(place != CPU for place in self.places)

@@ -26,11 +26,13 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class Placement:
-    """``plan`` holds for ``limits``; ``offload`` None: nothing is on a GPU."""
+    """``plan`` holds for ``limits``; ``offload`` None: nothing is on a GPU. ``least_ctx`` tokens of
+    cache were asked for; None: any."""
 
     plan: Plan
     limits: Limits
     devices: Mapping[str, Device]
+    least_ctx: int | None = None
 
     @property
     def offload(self) -> Offload | None:
@@ -103,7 +105,7 @@ def _planned(
             f"The cache has {smaller.n_blocks * smaller.block} tokens: more would not fit on the "
             "GPU beside the weights (-c)."
         )
-    return Placement(made, smaller, devices)
+    return Placement(made, smaller, devices, least_ctx)
 
 
 def _is_faster(
@@ -147,17 +149,22 @@ def load(
         offload = placement.offload
         if offload is None:
             break
-        from edgellm.kernels.cuda.device import OutOfDeviceMemory
+        from edgellm.kernels.cuda.device import OutOfDeviceMemory, OutOfHostMemory
 
         try:
             return make(placement.limits, offload), placement
-        except OutOfDeviceMemory as error:
-            note = f"{error} Fewer layers go there."
-            margin = _more(placement, options)
-            options = replace(options, fit_margin=margin)
+        except (OutOfDeviceMemory, OutOfHostMemory) as error:
+            if isinstance(error, OutOfDeviceMemory):
+                note = f"{error} Fewer layers go there."
+                options = replace(options, fit_margin=_more(placement, options))
+            elif placement.plan.streamed:
+                note = f"{error} No layer is streamed (--stream-layers)."
+                options = replace(options, stream="off")
+            else:
+                raise
             made = _planned(
                 graph, len(placement.plan.places) - 1, placement.limits, options,
-                placement.limits.n_ctx, placement.devices,
+                placement.least_ctx, placement.devices,
             )  # fmt: skip
             made.plan.notes.insert(0, note)
             placement = made

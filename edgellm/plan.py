@@ -43,8 +43,10 @@ _CHECKED = (64, 128, 256)  # tokens of prompts; the last is foretold from the ot
 @dataclass(frozen=True)
 class Line:
     """A way to run the model. Bytes on the CPU are all of the process but its code. ``n_streamed``
-    of the layers on the GPU are streamed."""
+    of the layers on the GPU are streamed. ``asked``: which --ngl it is, None for auto, that may put
+    other layers there than a number does."""
 
+    asked: int | None
     n_gpu_layers: int
     n_streamed: int
     n_ctx: int
@@ -143,7 +145,8 @@ class Planner:
                           f"{name} rows": taken.workspace}  # fmt: skip
         depth = n_ctx // 2
         return Line(
-            made.n_gpu_layers, sum(len(t.streamed) for t in made.taken.values()), n_ctx, kind, cpu,
+            n, made.n_gpu_layers, sum(len(t.streamed) for t in made.taken.values()), n_ctx, kind,
+            cpu,
             {name: taken.total for name, taken in made.taken.items() if taken.total},
             cpu + parts["margin"] <= self._available,
             forecast.tokens_per_second(self.users, depth) / self.users,
@@ -174,7 +177,7 @@ class Planner:
         before = resident_bytes()
         with LLM(
             self.path, n_ctx=line.n_ctx, max_num_seqs=self.users, type_k=line.type_kv,
-            type_v=line.type_kv, n_gpu_layers=line.n_gpu_layers,
+            type_v=line.type_kv, cache_tokens=self.users * line.n_ctx, n_gpu_layers=line.asked,
             offload=Options(
                 fit_margin=self._margin, stream="on" if line.n_streamed else "off"
             ),

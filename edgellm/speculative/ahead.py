@@ -139,6 +139,14 @@ class DraftAhead:
                 n_ready = len(ready.tokens)
         return ready
 
+    @property
+    def is_alive(self) -> bool:
+        return self._error is None and self.drafter.llm.is_alive
+
+    @property
+    def lost_device(self) -> str:
+        return self.drafter.llm.lost_device
+
     def forget(self, sequence: Sequence) -> None:
         with self._news:
             self._pace.pop(sequence, None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu.cores import allowed_cpus, cores_of, parse_mask, performance_cpus
-from edgellm.offload import Options
+from edgellm.offload import OffloadError, Options
 from edgellm.speculative.cores import Division, Share, divide
 from edgellm.speculative.lookup import Lookup
 from edgellm.speculative.options import SpeculationOptions
@@ -52,14 +52,14 @@ def _draft_model(llm: LLM, options: SpeculationOptions) -> Proposer:
     from edgellm.speculative.ahead import LINES, DraftAhead
     from edgellm.speculative.draft_model import DraftModel
 
-    is_on_gpu = llm.placement.plan.n_gpu_layers > llm.config.n_layers
+    is_on_gpu = not llm.placement.plan.uses_cpu
     target = Share(llm.n_threads, llm.cpus)
     division = _divide(options, target, llm.is_threads_asked, is_on_gpu)
     drafter = load_drafter(llm, options, division.draft, LINES if division.is_apart else 1)
     if division.is_apart:
-        llm.notices.append(
-            f"The draft model writes ahead on {len(division.draft.cpus)} cores of its own."
-        )
+        n = len(division.draft.cpus)
+        cores = "a core" if n == 1 else f"{n} cores"
+        llm.notices.append(f"The draft model writes ahead on {cores} of its own.")
         return DraftAhead(drafter)
     return DraftModel(drafter)
 
@@ -71,13 +71,16 @@ def load_drafter(llm: LLM, options: SpeculationOptions, share: Share, n_lines: i
     from edgellm.speculative.drafter import Drafter
 
     assert options.model is not None
+    own = Options(n_gpu_layers=options.n_gpu_layers, fit_margin=llm.offload_options.fit_margin)
     try:
         draft = LLM(
             options.model, n_ctx=llm.n_ctx, n_threads=share.n_threads,
             cpu_mask=sum(1 << cpu for cpu in share.cpus) or None,
             max_num_seqs=llm.max_num_seqs * n_lines, type_k=options.type_k, type_v=options.type_v,
-            offload=Options(n_gpu_layers=options.n_gpu_layers),
+            offload=own,
         )  # fmt: skip
+    except OffloadError as error:  # it names flags of the target
+        raise OffloadError(f"Draft model (-md, -ngld): {error}") from None
     except EdgeLLMError as error:
         raise EdgeLLMError(f"Draft model (-md): {error}") from None
     try:
@@ -91,9 +94,10 @@ def load_drafter(llm: LLM, options: SpeculationOptions, share: Share, n_lines: i
                 f"{options.model} makes embeddings: it cannot be a draft model (-md)."
             )
         check_vocabularies(llm.metadata, draft.metadata, llm.n_vocab, draft.n_vocab)
+        drafter = Drafter(draft, llm.n_vocab, options.p_min)
+        drafter.measure()
     except BaseException:
         draft.close()
         raise
-    drafter = Drafter(draft, llm.n_vocab, options.p_min)
-    drafter.measure()
+    llm.notices += [f"Of the draft model: {note}" for note in draft.placement.plan.notes]
     return drafter

@@ -113,6 +113,14 @@ class DraftModel:
         saved = left * (use.step_seconds - took)
         return saved > len(sequence.tokens) * self.drafter.time.token_seconds
 
+    @property
+    def is_alive(self) -> bool:
+        return self.drafter.llm.is_alive
+
+    @property
+    def lost_device(self) -> str:
+        return self.drafter.llm.lost_device
+
     def forget(self, sequence: Sequence) -> None:
         self._idle.pop(sequence, None)
         line = self._lines.pop(sequence, None)

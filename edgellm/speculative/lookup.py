@@ -80,6 +80,7 @@ class Lookup:
     name = "lookup"
     first_rates: tuple[float, ...] = _RATES
     first_mean = 0.6
+    is_alive, lost_device = True, ""
 
     def __init__(self) -> None:
         self._indices: dict[Sequence, Index] = {}

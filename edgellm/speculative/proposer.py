@@ -40,11 +40,17 @@ class Wanted:
 
 class Proposer(Protocol):
     """``first_rates``: for each signal, how often such guesses are right, to begin with;
-    ``first_mean``: how often any is."""
+    ``first_mean``: how often any is. ``is_alive``: it can go on guessing; ``lost_device`` is the
+    name of a GPU that failed under it, or empty."""
 
     name: str
     first_rates: tuple[float, ...]
     first_mean: float
+
+    @property
+    def is_alive(self) -> bool: ...
+    @property
+    def lost_device(self) -> str: ...
 
     def propose(self, wanted: Mapping[Sequence, Wanted]) -> dict[Sequence, Proposal]:
         """Guesses for sequences that generate; those it has none for are left out. What takes

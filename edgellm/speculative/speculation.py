@@ -181,6 +181,16 @@ class Speculation:
         for proposer in self.proposers:
             proposer.forget(sequence)
 
+    @property
+    def is_alive(self) -> bool:
+        """False once a draft model cannot go on: then no step can be planned."""
+        return all(proposer.is_alive for proposer in self.proposers)
+
+    @property
+    def lost_device(self) -> str:
+        """The name of a GPU that failed under a draft model, or empty."""
+        return next(filter(None, (p.lost_device for p in self.proposers)), "")
+
     def close(self) -> None:
         for proposer in self.proposers:
             proposer.close()

@@ -45,6 +45,15 @@ class OutOfDeviceMemory(DeviceError):
         self.n_bytes, self.n_free = n_bytes, n_free
 
 
+class OutOfHostMemory(DeviceError):
+    """Pinned memory was asked for that the system does not give."""
+
+    def __init__(self, name: str, n_bytes: int) -> None:
+        super().__init__(
+            f"The system gives no {n_bytes} bytes of its memory that {name} could copy from."
+        )
+
+
 class Memory(Protocol):
     """An allocation."""
 
@@ -123,7 +132,8 @@ class Device(Protocol):
         """Bytes free and in all."""
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        """Host memory that copies read and write while the program goes on."""
+        """Host memory that copies read and write while the program goes on; given back with the
+        last view of it. Raises OutOfHostMemory."""
 
     def copy_to(self, buffer: Buffer, array: NDArray[Any], stream: Any = None) -> None: ...
     def copy_from(self, buffer: Buffer, out: NDArray[Any], stream: Any = None) -> None: ...

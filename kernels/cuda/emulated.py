@@ -8,7 +8,8 @@ order that events allow; a ``policy`` chooses among them, so that a missing wait
     eager-side  everything but the main stream's work
     random      whatever a seed says
 
-Every byte is accounted: ``total`` is how much memory the device has.
+Every byte is accounted: ``total`` is how much memory the device has, ``pinned_used`` how much of
+the host's is pinned for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ from edgellm.kernels.cuda.device import (
     Buffer,
     DeviceError,
     OutOfDeviceMemory,
+    OutOfHostMemory,
     aligned,
 )
 from edgellm.kernels.cuda.emulator import ORDERS, EmulatedKernel, EmulatorError, Module
@@ -82,11 +85,13 @@ class EmulatedDevice:
 
     def __init__(
         self, total: int = 1 << 30, policy: str = "lazy", order: str = "ascending", seed: int = 1,
-        name: str = "emulated GPU",
+        name: str = "emulated GPU", pinned_total: int | None = None,
     ) -> None:  # fmt: skip
+        """``pinned_total`` bytes of the host's memory can be pinned; None: all there are."""
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
         self.total, self.used, self.policy = total, 0, policy
+        self.pinned_total, self.pinned_used = pinned_total, 0
         self.order, self.seed, self.name, self.cc = ORDERS.index(order), seed, name, (7, 5)
         self.random = random.Random(seed)
         self.streams: list[EmulatedStream] = []
@@ -115,7 +120,15 @@ class EmulatedDevice:
         return self.total - self.used, self.total
 
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
-        return np.empty(n_bytes, np.uint8).view(_Pinned)
+        if self.pinned_total is not None and self.pinned_used + n_bytes > self.pinned_total:
+            raise OutOfHostMemory(self.name, n_bytes)
+        owner = np.empty(n_bytes, np.uint8)
+        self.pinned_used += n_bytes
+        weakref.finalize(owner, self._unpinned, n_bytes).atexit = False
+        return owner.view(_Pinned)
+
+    def _unpinned(self, n_bytes: int) -> None:
+        self.pinned_used -= n_bytes
 
     # ---- copies ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from edgellm.kernels.cuda.device import (
     Device,
     DeviceError,
     OutOfDeviceMemory,
+    OutOfHostMemory,
 )
 from edgellm.kernels.cuda.source import module, split
 
@@ -110,7 +111,12 @@ class CudaDevice:
     def pinned(self, n_bytes: int) -> NDArray[np.uint8]:
         """Not of CuPy's pool, which takes the next power of two and keeps it."""
         with self._device, _failures(self.name):
-            memory = cupy.cuda.PinnedMemory(max(n_bytes, 1))
+            try:
+                memory = cupy.cuda.PinnedMemory(max(n_bytes, 1))
+            except RuntimeError as error:
+                if getattr(error, "status", None) != _MEMORY_ALLOCATION:
+                    raise
+                raise OutOfHostMemory(self.name, n_bytes) from None
         return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, n_bytes)
 
     # ---- copies ---------------------------------------------------------------------------------

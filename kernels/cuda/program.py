@@ -70,6 +70,9 @@ class DeviceProgram:
         self.stream = device.main
         self.peers: Mapping[str, DeviceProgram] = {}  # by place; whoever makes several tells them
         self._read_into, self._allocated = read_into, list[Buffer]()
+        self._pinned = list[Staging | StepNumbers]()
+        self._host = dict[Tensor, NDArray[np.float32]]()  # rows that cross to the CPU and back
+        self._best = np.zeros(0, np.uint64)  # keys of the best logits
         self._captured: OrderedDict[tuple[int, ...], Captured | None] = OrderedDict()
         self._done: set[Key] = set()  # what the running pass has made already
         self.seconds = 0.0  # in which parts ran, of all steps so far
@@ -80,11 +83,13 @@ class DeviceProgram:
     def load(
         self, group_of: Callable[[Op], AttentionGroup], progress: Progress | None = None
     ) -> None:
-        """Raises OutOfDeviceMemory; ``close`` then gives back what was taken."""
+        """Raises OutOfDeviceMemory and OutOfHostMemory; ``close`` then gives back what was
+        taken."""
         device, limits = self.device, self.limits
         self.groups = {op: group_of(op) for op in self.shapes}
         groups = list(dict.fromkeys(self.groups.values()))
         self.staging = Staging(device, units_of(self.sections, self._streamed))
+        self._pinned.append(self.staging)
         if self.staging.memory is not None:
             self._allocated.append(self.staging.memory)
         self.weights = DeviceWeights(device, self.ops, self._read_into, limits.n_ctx, self.staging)
@@ -104,6 +109,7 @@ class DeviceProgram:
         self.buffers = layout.place(memory)
         self.numbers = StepNumbers(device, limits, groups, n_decode(limits))
         self._allocated.append(self.numbers.memory)
+        self._pinned.append(self.numbers)
         crossing = dict.fromkeys(
             t for part in self.parts for t in (*part.reads, *part.to_cpu) if t not in part.peers
         )
@@ -113,6 +119,7 @@ class DeviceProgram:
             for t in crossing
         }  # fmt: skip
         self._best = device.pinned(sample.key_bytes(limits.max_out)).view(np.uint64)
+        self.staging.pin()
         self.weights.fill(limits.n_threads, progress)
 
     def pools(self, group: AttentionGroup) -> list[tuple[Buffer, int]]:
@@ -130,6 +137,10 @@ class DeviceProgram:
         for buffer in self._allocated:
             self.device.free(buffer)
         self._allocated.clear()
+        for holder in self._pinned:  # whoever still knows the program must not keep it
+            holder.close()
+        self._host.clear()
+        self._best = self._best[:0].copy()
 
     # ---- a step ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ section that read it last is done.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,14 @@ def unit_bytes(unit: Unit) -> int:
     return sum(map(matrix_bytes, unit))
 
 
+def _laid_out(unit: Unit) -> Iterator[tuple[Weight, int, int]]:
+    """Each matrix with its first byte and how many it has."""
+    at = 0
+    for weight in unit:
+        yield weight, at, (n := matrix_bytes(weight))
+        at += n
+
+
 @dataclass
 class _Slot:
     memory: Buffer
@@ -59,26 +67,33 @@ class Staging:
     ``host`` where it waits."""
 
     def __init__(self, device: Device, units: dict[Part, Unit]) -> None:
-        """Takes the memory of both sides (OutOfDeviceMemory); whoever fills ``host`` calls
-        ``start``."""
+        """Takes the device's memory (OutOfDeviceMemory). Then ``pin`` takes the host's, and whoever
+        fills ``host`` calls ``start``."""
         self._device = device
         self._order = {section: i for i, section in enumerate(units)}
         self.at, self.host = dict[str, Buffer](), dict[str, NDArray[np.uint8]]()
         self.memory: Buffer | None = None
+        self._wanted, self._units = list(units.values()), list[NDArray[np.uint8]]()
         if not units:
             return
         sizes = [unit_bytes(unit) for unit in units.values()]
         self.memory, self._stream = device.alloc(staging_bytes(sizes)), device.stream()
         n_slots, size = min(N_SLOTS, len(sizes)), max(sizes)
         self._slots = [_Slot(self.memory.at(i * size, size)) for i in range(n_slots)]
-        self._units = [device.pinned(size) for size in sizes]
-        for i, unit in enumerate(units.values()):
-            at = 0
-            for weight in unit:
-                n = matrix_bytes(weight)
-                self.at[weight.name] = self._slots[i % n_slots].memory.at(at, n)
-                self.host[weight.name] = self._units[i][at : at + n]
-                at += n
+        for i, unit in enumerate(self._wanted):
+            slot = self._slots[i % n_slots].memory
+            self.at |= {weight.name: slot.at(at, n) for weight, at, n in _laid_out(unit)}
+
+    def pin(self) -> None:
+        """OutOfHostMemory. It takes long, so it comes when all else has found room."""
+        for unit in self._wanted:
+            self._units.append(memory := self._device.pinned(unit_bytes(unit)))
+            self.host |= {weight.name: memory[at : at + n] for weight, at, n in _laid_out(unit)}
+
+    def close(self) -> None:
+        """Give the host's memory back; nothing is under way."""
+        self._units.clear()
+        self.host.clear()
 
     def start(self) -> None:
         """Copy what the first sections need."""
@@ -106,5 +121,6 @@ class Staging:
             return
         if slot.read is not None:
             self._stream.wait(slot.read)
+        slot.unit = None  # a step that is interrupted here must not take it for what was there
         self._device.copy_to(slot.memory, self._units[i], self._stream)
         slot.unit, slot.there = i, self._stream.record()

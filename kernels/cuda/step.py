@@ -81,6 +81,10 @@ class StepNumbers:
         self.out_order: NDArray[np.int64] | None = None
         self.passes: list[Pass] = []
 
+    def close(self) -> None:
+        """Give the host's memory back; the device's is its program's."""
+        self._host = self._host[:0].copy()
+
     @staticmethod
     def n_bytes(limits: Limits, table_rows: Sequence[int], n_decode: int) -> int:
         """What the numbers take, without making them. ``table_rows``: blocks of a sequence in the

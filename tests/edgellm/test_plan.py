@@ -10,6 +10,7 @@ import tiny
 
 from edgellm.forecast import Forecast, fit_prompt_curve
 from edgellm.gpus import open_gpus
+from edgellm.kernels.cuda.emulated import EmulatedDevice
 from edgellm.kernels.graph import Graph, Weight
 from edgellm.memory import kv_row_bytes
 from edgellm.offload import CPU, cpu_only
@@ -144,6 +145,28 @@ def test_the_plan_and_what_came_of_it(
     assert rows["bytes of cuda0"]["planned"] == line.gpu_bytes["cuda0"]
     assert 0.9 <= rows["bytes of cuda0"]["ratio"] <= 1.0
     assert rows["tokens/s of one user"]["measured"] > 0
+    planner.close()
+
+
+def test_what_auto_chose_is_what_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulator: None
+) -> None:
+    """The output matrix and some layers are not the last layers of a number; and no cache shrinks
+    that the plan has counted for each user."""
+    path = tiny.build(tmp_path / "m.gguf", n_layers=4)
+    device = EmulatedDevice(1 << 28)
+    monkeypatch.setattr("edgellm.placement.open_gpus", lambda: ({"cuda0": device}, ""))
+    monkeypatch.setattr("edgellm.plan._TIMES", 1)
+    speeds = measure({"cuda0": device}, 1)
+    whole = Planner(path, 3, speeds=speeds, devices={"cuda0": device})
+    (line,) = (x for x in whole.lines([5], [512], ("f16",)) if not x.n_streamed)
+    whole.close()
+    margin = (1 << 28) - line.gpu_bytes["cuda0"] + line.bill["cuda0 keys and values"] // 3
+    planner = Planner(path, 3, fit_margin=margin, speeds=speeds, devices={"cuda0": device})
+    line = planner.lines([None], [512], ("f16",))[0]
+    assert line.asked is None and 0 < line.n_gpu_layers < 5
+    rows = {row["what"]: row for row in planner.check(line)}
+    assert 0.98 <= rows["bytes of cuda0"]["ratio"] <= 1.0
     planner.close()
 
 

@@ -52,6 +52,7 @@ class Oracle:
     """Guesses that are right so often as ``pattern`` says, from what would come anyway."""
 
     name, first_rates, first_mean = "oracle", (0.5,), 0.5
+    is_alive, lost_device = True, ""
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], pattern: list[bool]) -> None:
         self._answers, self._pattern = answers, itertools.cycle(pattern)

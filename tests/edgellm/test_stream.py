@@ -3,6 +3,7 @@ of streams, and in no more memory than was planned."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,60 @@ def test_an_interrupted_step_is_followed_by_right_ones(
                 llm.generate(PROMPTS, GREEDY)
         found, said = answers(llm)
     assert np.array_equal(found, logits) and said == texts
+
+
+def test_a_copy_that_was_interrupted_is_made_again(
+    folder: Path, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot holds weights that nobody has noted down."""
+    path = write(folder, "llama", N_LAYERS)
+    taken, logits, _ = whole(path, gpus)
+    (device,) = gpus(taken.total - taken.weights // 3)
+    with load(path, ALL, stream="on") as llm:
+        staging, real = llm.runner.devices["cuda0"].staging, device.copy_to
+
+        def copy_to(buffer: Any, array: Any, stream: Any = None) -> None:
+            real(buffer, array, stream)
+            if stream is staging._stream:  # in the place of what the next step begins with
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(device, "copy_to", copy_to)
+            with pytest.raises(KeyboardInterrupt):
+                llm.logits(PROMPTS[0][:16])
+        assert np.array_equal(llm.logits(PROMPTS[0]), logits)
+
+
+def test_memory_of_the_host_is_given_back_with_the_model(folder: Path, gpus: Gpus) -> None:
+    """At once: a model that takes its place needs it."""
+    path = write(folder, "llama", N_LAYERS)
+    taken, _, _ = whole(path, gpus)
+    (device,) = gpus(taken.total - taken.weights // 3)
+    gc.disable()
+    try:
+        with load(path, ALL, stream="on") as llm:
+            streamed = sum(llm.placement.plan.taken["cuda0"].streamed.values())
+            assert 0 < streamed < device.pinned_used
+        assert (device.used, device.pinned_used) == (0, 0)
+    finally:
+        gc.enable()
+
+
+def test_a_host_that_pins_no_more_streams_nothing(folder: Path, gpus: Gpus) -> None:
+    path = write(folder, "llama", N_LAYERS)
+    taken, logits, _ = whole(path, gpus)
+    (device,) = gpus(taken.total - taken.weights // 3)
+    with load(path, ALL, stream="on") as llm:
+        streamed = sum(llm.placement.plan.taken["cuda0"].streamed.values())
+        needed = device.pinned_used
+    (device,) = gpus(taken.total - taken.weights // 3)
+    device.pinned_total = needed - streamed // 2
+    with load(path, ALL, stream="on") as llm:
+        plan = llm.placement.plan
+        assert not plan.streamed and 0 < plan.n_gpu_layers < N_LAYERS + 1
+        assert "No layer is streamed (--stream-layers)." in llm.notices[0]
+        assert is_close(llm.logits(PROMPTS[0]), logits)
+    assert device.used == 0
 
 
 def test_the_forecast_decides_unless_told(

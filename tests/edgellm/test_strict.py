@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from on_gpus import GREEDY, PROMPTS, is_close, load, write
 
 from edgellm import LLM
+from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cuda.emulated import EmulatedDevice
 from edgellm.runner import Run
 from edgellm.sequence import Sequence
@@ -82,6 +83,24 @@ def test_an_answer_goes_on_from_an_earlier_answer_with_the_same_bits(
     with load(path, strict=True, prefix_cache=False) as llm:
         assert llm.generate(turn, GREEDY).tokens == hit.tokens
         assert np.array_equal(llm.logits(turn)[-1], kept)
+
+
+def test_a_saved_cache_keeps_to_what_was_asked_for(
+    folder: Path, gpus: Gpus, tmp_path: Path
+) -> None:
+    """Keys and values of a prompt's own kernels are not those that strict bits promise."""
+    path, saved = write(folder, "llama"), tmp_path / "kv"
+    for strict in (False, True):
+        gpus(1 << 24)
+        with load(path, strict=strict) as llm:
+            if strict:
+                with pytest.raises(EdgeLLMError, match="--strict-bits"):
+                    llm.load_cache(saved)
+            llm.generate(PROMPTS[0], GREEDY)
+            llm.save_cache(saved, PROMPTS[0])
+    gpus(1 << 24)
+    with load(path, strict=True) as llm:
+        assert llm.load_cache(saved) == len(PROMPTS[0])
 
 
 def test_without_a_gpu_it_changes_nothing(folder: Path) -> None:
