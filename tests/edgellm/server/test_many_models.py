@@ -546,7 +546,7 @@ def test_unloading_gives_the_memory_back(command, real_model, tmp_path):
         return sum(m.private_dirty + m.swap for m in maps)
 
     left = []
-    for _ in range(2):
+    for is_warm in (False, True, True):  # what compiles kernels comes once and stays
         for name in ("SmolLM2", "Qwen2.5-Coder-0.5B"):
             before = own()
             body = {"model": name, "messages": ASK, **SHORT}
@@ -554,6 +554,7 @@ def test_unloading_gives_the_memory_back(command, real_model, tmp_path):
             loaded = own()
             unload(url, name)
             left.append(own())
-            assert loaded - before > 50 << 20
-            assert loaded - left[-1] > 0.7 * (loaded - before)
-    assert left[3] - left[1] < 64 << 20  # of the more than 500 MB that came and went
+            if is_warm:
+                assert loaded - before > 50 << 20
+                assert loaded - left[-1] > 0.7 * (loaded - before)
+    assert left[5] - left[3] < 64 << 20  # of the more than 500 MB that came and went
