@@ -36,7 +36,7 @@ def load(
 
     guesses = None
     if speculation is not None:
-        guesses = speculation.options
+        guesses = speculation.options(path)
         speculation.report(guesses)
     status = Status(plain)
     try:

@@ -74,7 +74,8 @@ FLAGS: dict[str, tuple[Any, Any]] = {
         typer.Option(
             "-md", "--model-draft", "--spec-draft-model", envvar="EDGELLM_MODEL_DRAFT",
             show_default=False, autocompletion=_model.complete,
-            help="A small model of the same family that guesses; named as a model is.",
+            help="A small model of the same family that guesses; named as a model is, or auto: the "
+            "catalogue's for this model.",
         ),
     ], None),
     "draft_layers": (Annotated[
@@ -120,6 +121,18 @@ FLAGS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
+def _pair(target: Path) -> str:
+    from edgellm.hub import draft_for
+
+    if (name := draft_for(target)) is None:
+        raise typer.BadParameter(
+            f"auto: the catalogue has no draft model for {target.name}; name one, or look up in "
+            "the text alone (--spec-type lookup)",
+            param_hint="-md",
+        )
+    return name
+
+
 _OF_MODEL = [name for name in FLAGS if name not in ("spec_type", "draft_max", "draft_min")]
 
 
@@ -129,9 +142,8 @@ class SpeculationFlags:
     def __init__(self, given: dict[str, Any], kind: str) -> None:
         self._given, self._kind = given, kind
 
-    @property
-    def options(self) -> "SpeculationOptions":
-        """For LLM; a draft model is fetched if need be."""
+    def options(self, target: Path) -> "SpeculationOptions":
+        """For LLM of a file; a draft model is fetched if need be."""
         from edgellm.speculative.options import SpeculationOptions
 
         given = self._given
@@ -148,7 +160,7 @@ class SpeculationFlags:
             **wanted, model=named
         )  # what is wrong is said before anything is fetched
         if named is not None and kind in ("draft", "auto"):
-            model = _model.locate(named)
+            model = _model.locate(_pair(target) if named == "auto" else named)
         return SpeculationOptions(**wanted, model=None if model is None else str(model))
 
     @property

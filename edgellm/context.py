@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu.kv_types import BLOCK
@@ -14,6 +15,13 @@ SINKS = 4  # first tokens that stay visible under the ring policy (arXiv:2309.17
 STATE_BYTES = 256 << 20  # for kept states of recurrent layers
 _MOST_CHECKPOINTS = 1024
 RING_POSITIONS = 1 << 20  # where even a ring ends
+
+
+class Beside(NamedTuple):
+    """Memory of a second model that reads what the first one reads."""
+
+    n_bytes: int
+    per_token: int
 
 
 class ContextTooLong(EdgeLLMError):
@@ -56,11 +64,12 @@ def _smaller(type_k: str, type_v: str) -> str:
 def fit_context(
     gguf: GGUF, config: Config, n_ctx: int | None, max_num_seqs: int, type_k: str, type_v: str,
     ring: bool, n_positions: int | None = None,
-    cache_tokens: int | None = None, block: int = BLOCK,
+    cache_tokens: int | None = None, block: int = BLOCK, beside: Beside | None = None,
 ) -> Context:  # fmt: skip
     """``n_ctx`` None takes the model's context, or what fits into memory; EdgeLLMError says what
     would fit when more was asked for. ``n_positions``: there are no more (Graph.n_positions).
-    ``cache_tokens`` is the room of all sequences together; None: n_ctx for each, or what fits."""
+    ``cache_tokens`` is the room of all sequences together; None: n_ctx for each, or what fits.
+    ``beside``: what a draft model needs."""
     trained, notices = config.n_ctx, []
     if n_positions is not None:
         if ring:
@@ -72,10 +81,11 @@ def fit_context(
             notices.append(f"The context is {n_positions} tokens: the model has learned no more.")
             n_ctx = n_positions
     costs = bill(gguf, n_ctx or trained, type_k, type_v)
-    per_token = max(1, costs.kv_per_token)
+    beside = beside or Beside(0, 0)
+    per_token = max(1, costs.kv_per_token + beside.per_token)
     state = costs.state // STATE_SLOTS
     n_states = _n_states(state, max_num_seqs)
-    room = available_bytes() - costs.weights - costs.arena - state * n_states
+    room = available_bytes() - costs.weights - costs.arena - state * n_states - beside.n_bytes
     affordable = max(0, int(room * 0.9)) // per_token // block * block
     if n_ctx is None:
         n_ctx = min(trained, max(affordable, block))

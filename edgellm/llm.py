@@ -55,8 +55,8 @@ from edgellm.runner import Run, Runner
 from edgellm.sampling import SamplingParams
 from edgellm.scheduler import Scheduler, SchedulerConfig
 from edgellm.sequence import Completion, Piece, Score, Sequence, completion_of
+from edgellm.speculative.build import beside, target_share
 from edgellm.speculative.build import build as build_speculation
-from edgellm.speculative.build import target_share
 from edgellm.speculative.cores import Share
 from edgellm.speculative.options import SpeculationOptions
 from edgellm.speculative.speculation import Speculation
@@ -199,7 +199,7 @@ class LLM:
             )
         context = fit_context(
             gguf, self.config, n_ctx, max_num_seqs, self.type_k, self.type_v, self._ring,
-            graph.n_positions, cache_tokens, block_size,
+            graph.n_positions, cache_tokens, block_size, beside(self._guesses),
         )  # fmt: skip
         self.n_ctx, self.max_positions = context.n_ctx, context.n_positions
         self.notices += context.notices
@@ -245,6 +245,7 @@ class LLM:
         }
         self.max_num_seqs = max_num_seqs
         limits = self._limits = self.placement.limits
+        self.cache_tokens = limits.n_blocks * limits.block  # of all sequences together
         if limits.n_ctx < self.max_positions:
             self.n_ctx = self.max_positions = limits.n_ctx
         self.notices += self.placement.plan.notes

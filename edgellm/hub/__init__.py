@@ -15,7 +15,7 @@ from edgellm.hub.names import Held, Name, Repo, Short, Url, parse
 from edgellm.hub.store import HubError, Item, Progress, cache_dir
 
 __all__ = ["Entry", "HubError", "Item", "Progress", "cache_dir", "catalogue"]
-__all__ += ["find", "pull", "resolve"]
+__all__ += ["draft_for", "find", "pull", "resolve"]
 
 
 def resolve(model: str | None = None, progress: Progress | None = None) -> Path:
@@ -30,6 +30,17 @@ def resolve(model: str | None = None, progress: Progress | None = None) -> Path:
 def find(model: str | None = None) -> Path | None:
     """The file of ``model`` if it is on this machine; no network is used."""
     return _find(parse(model))
+
+
+def draft_for(path: Path) -> str | None:
+    """The short name of the catalogue's draft model for a model's file, if that is one of it."""
+    from edgellm.hub.sources import find_entry
+
+    path = path.resolve()
+    for entry in catalogue()[1].values():
+        if entry.draft is not None and (here := find_entry(entry)) and here.resolve() == path:
+            return entry.draft
+    return None
 
 
 def pull(model: str | None = None, progress: Progress | None = None) -> Path:

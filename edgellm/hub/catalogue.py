@@ -22,6 +22,7 @@ class Entry(Item):
     sources: tuple[Mapping[str, Any], ...]
     file: str | None = None  # its name in the cache folder; None for a model of Hugging Face alone
     sha256: str | None = None
+    draft: str | None = None  # the entry of a small model that guesses for this one
 
 
 @cache
@@ -38,6 +39,7 @@ def catalogue() -> tuple[str, dict[str, Entry]]:
             size=fields.get("size"),
             sha256=fields.get("sha256"),
             file=fields.get("file"),
+            draft=fields.get("draft"),
             sources=tuple(fields["sources"]),
         )
         for name, fields in table["models"].items()

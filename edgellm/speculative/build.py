@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edgellm.context import Beside
 from edgellm.errors import EdgeLLMError
 from edgellm.kernels.cpu.cores import allowed_cpus, cores_of, parse_mask, performance_cpus
+from edgellm.kernels.cpu.kv_types import BLOCK
+from edgellm.memory import bill
 from edgellm.offload import OffloadError, Options
+from edgellm.quant.gguf import GGUF
 from edgellm.speculative.cores import Division, Share, divide
 from edgellm.speculative.lookup import Lookup
 from edgellm.speculative.options import SpeculationOptions
@@ -18,6 +22,19 @@ from edgellm.step_time import StepTime
 if TYPE_CHECKING:
     from edgellm.llm import LLM
     from edgellm.speculative.drafter import Drafter
+
+
+def beside(options: SpeculationOptions) -> Beside | None:
+    """Memory that a draft model will need: its keys and values have room for as many tokens as the
+    target's."""
+    if not options.uses_model:
+        return None
+    try:
+        with GGUF(str(options.model)) as file:
+            costs = bill(file, None, options.type_k, options.type_v)
+    except EdgeLLMError as error:
+        raise EdgeLLMError(f"Draft model (-md): {error}") from None
+    return Beside(costs.weights + costs.arena, costs.kv_per_token)
 
 
 def target_share(options: SpeculationOptions, share: Share, is_asked: bool) -> Share:
@@ -72,12 +89,15 @@ def load_drafter(llm: LLM, options: SpeculationOptions, share: Share, n_lines: i
 
     assert options.model is not None
     own = Options(n_gpu_layers=options.n_gpu_layers, fit_margin=llm.offload_options.fit_margin)
+    n_ends = (
+        2 * BLOCK * n_lines * llm.max_num_seqs
+    )  # where lines part they hold blocks of their own
     try:
         draft = LLM(
             options.model, n_ctx=llm.n_ctx, n_threads=share.n_threads,
             cpu_mask=sum(1 << cpu for cpu in share.cpus) or None,
             max_num_seqs=llm.max_num_seqs * n_lines, type_k=options.type_k, type_v=options.type_v,
-            offload=own,
+            offload=own, cache_tokens=llm.cache_tokens + n_ends,
         )  # fmt: skip
     except OffloadError as error:  # it names flags of the target
         raise OffloadError(f"Draft model (-md, -ngld): {error}") from None

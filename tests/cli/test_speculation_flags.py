@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.cli.main import run
+from edgellm.hub.catalogue import catalogue
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,27 @@ def test_flags_of_a_draft_model_that_is_not_used_say_so(fake, capsys, flags, wor
     assert run(["run", "m.gguf", "Hi", *flags]) == 0
     error = " ".join(capsys.readouterr().err.split())
     assert words in error if words else "changes nothing" not in error
+
+
+def test_auto_is_the_catalogues_draft_model(fake, monkeypatch, capsys):
+    """The pair is that of the entry whose file the target is."""
+    path, files = Path("big.gguf").resolve(), {"qwen2.5-coder-1.5b": Path("big.gguf").resolve()}
+    monkeypatch.setattr("edgellm.hub.sources.find_entry", lambda entry: files.get(entry.name))
+    path.write_bytes(b"GGUF")
+    command = ["run", str(path), "Hi", "-md", "auto"]
+    Path("small.gguf").write_bytes(b"GGUF")
+    files["qwen2.5-coder-0.5b"] = Path("small.gguf").resolve()
+    assert run(command) == 0
+    assert fake.SEEN["speculation"].model == str(files["qwen2.5-coder-0.5b"])
+    files.clear()
+    assert run(command) == 2
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "the catalogue has no draft model for big.gguf" in error
+
+
+def test_drafts_of_the_catalogue_are_in_it():
+    entries = catalogue()[1]
+    assert {e.draft for e in entries.values() if e.draft} <= entries.keys()
 
 
 def test_a_draft_model_does_not_go_with_a_folder_of_models(tmp_path, capsys):

@@ -15,9 +15,11 @@ from invariance import tokens_of
 
 from edgellm import LLM, SamplingParams
 from edgellm.errors import EdgeLLMError
+from edgellm.memory import bill
+from edgellm.quant.gguf import GGUF
 from edgellm.request_options import RequestOptions
 from edgellm.speculative import build
-from edgellm.speculative.ahead import worth_waiting_for
+from edgellm.speculative.ahead import LINES, worth_waiting_for
 from edgellm.speculative.check import draft_check
 from edgellm.speculative.cores import Division, Share, divide
 from edgellm.speculative.draft_model import DraftModel
@@ -222,3 +224,20 @@ def test_a_draft_model_with_a_shorter_context_rests_when_it_is_full(
         n_before = n_steps
         time.sleep(0.3)
         assert n_steps == n_before
+
+
+def test_a_draft_model_gets_its_share_of_memory(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both caches hold as many tokens, and together take what one would have taken."""
+    path, room = tiny_model("llama", n_ctx=1 << 20), 1 << 26
+    monkeypatch.setattr("edgellm.context.available_bytes", lambda: room)
+    with GGUF(path) as file:
+        costs = bill(file)
+    with LLM(path, speculation=SpeculationOptions("draft", model=str(path))) as llm:
+        draft = llm.speculation.proposers[0].drafter.llm  # type: ignore[union-attr]
+        assert llm.n_ctx == draft.n_ctx == llm.cache_tokens
+        lines = {64 * n * llm.max_num_seqs for n in (1, LINES)}  # where they end
+        assert draft.cache_tokens - llm.cache_tokens in lines
+        both = 2 * (costs.weights + costs.arena) + 2 * llm.cache_tokens * costs.kv_per_token
+        assert 0.85 * room < both < room
