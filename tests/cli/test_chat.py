@@ -123,7 +123,8 @@ def test_sessions_resume(start, tmp_path):
     assert cache.read_text() == str(state["seen"]["tokens"])  # what need not be read again
     cache.write_text("other")
     again = start("--session", "trip")
-    again.wait("saved by another model. The conversation is read again")
+    again.wait("by another model.")
+    again.wait("The conversation is read again")
     again.wait("Session trip: 2 messages")
     again.wait("> Hello")
     again.send("More")
