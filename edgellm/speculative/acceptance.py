@@ -14,6 +14,12 @@ _MEAN = 1 / 16
 _RELAX = 1 / 32  # with each sequence: what is believed to be no use is tried again some day
 
 
+def expected_tokens(chance: float, n: int) -> float:
+    """Of a step with n guesses, each right with this chance if those before it were: theirs, and
+    the one that comes anyway."""
+    return sum(chance**i for i in range(n + 1))
+
+
 class Acceptance:
     """Rates of one proposer's signals; ``of`` is where its sequences' own rates begin."""
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgellm.sequence import Sequence
-from edgellm.speculative.drafter import RATES, Drafter, Line
+from edgellm.speculative.acceptance import expected_tokens
+from edgellm.speculative.drafter import Drafter, DraftProposer, Line
 from edgellm.speculative.proposer import Proposal, Wanted
 
 LINES = 6  # of a sequence at most
@@ -51,15 +52,11 @@ class _Pace:
     speed: float
 
 
-class DraftAhead:
+class DraftAhead(DraftProposer):
     """The proposer. It asks nothing of the engine's thread but a glance at what is written."""
 
-    name = "draft"
-    first_rates: tuple[float, ...] = RATES
-    first_mean = 0.75
-
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+        super().__init__(drafter)
         self._news = threading.Condition()
         self._most: dict[Sequence, int] = {}  # sequences to write for, and guesses they can use
         self._written: dict[Sequence, list[Written]] = {}
@@ -94,7 +91,7 @@ class DraftAhead:
         with self._news:
             ready = self._ready(sequence)
         n = 0 if ready is None else min(len(ready.tokens), use.n)
-        tokens = sum(use.rates.mean**i for i in range(n + 1))
+        tokens = expected_tokens(use.rates.mean, n)
         return tokens * use.step_seconds / max(use.step_seconds + n * use.row_seconds, 1e-9)
 
     def _ready(self, sequence: Sequence) -> Written | None:
@@ -141,11 +138,7 @@ class DraftAhead:
 
     @property
     def is_alive(self) -> bool:
-        return self._error is None and self.drafter.llm.is_alive
-
-    @property
-    def lost_device(self) -> str:
-        return self.drafter.llm.lost_device
+        return self._error is None and super().is_alive
 
     def forget(self, sequence: Sequence) -> None:
         with self._news:
@@ -159,7 +152,7 @@ class DraftAhead:
             self._is_closed = True
             self._news.notify_all()
         self._thread.join()
-        self.drafter.llm.close()
+        super().close()
 
     # ---- the thread that writes -----------------------------------------------------------------
 
@@ -260,7 +253,7 @@ def worth_waiting_for(
 
     def value(n: int) -> float:
         k = n_ready + n
-        tokens = sum(mean**i for i in range(k + 1))
+        tokens = expected_tokens(mean, k)
         seconds = first_seconds + (n - 1) * draft_seconds if n else 0.0
         return tokens + later * mean ** (k + 1) - speed * seconds
 

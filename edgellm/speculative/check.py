@@ -14,8 +14,7 @@ from edgellm.request_options import RequestOptions
 from edgellm.runner import Run
 from edgellm.sampling_params import SamplingParams
 from edgellm.speculative.ahead import DraftAhead
-from edgellm.speculative.draft_model import DraftModel
-from edgellm.speculative.drafter import Drafter
+from edgellm.speculative.drafter import Drafter, DraftProposer
 
 _LENGTH = 8  # guesses whose rates are measured
 _REPEATS = 5  # of each time
@@ -67,7 +66,7 @@ def draft_check(
 ) -> DraftCheck:
     """``llm`` speculates with a draft model alone."""
     proposer = None if llm.speculation is None else llm.speculation.proposers[0]
-    if not isinstance(proposer, DraftModel | DraftAhead):
+    if not isinstance(proposer, DraftProposer):
         raise EdgeLLMError("The model was loaded without a draft model (-md).")
     drafter, plain = proposer.drafter, RequestOptions(speculate=False)
     tally = _Tally()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgellm.sequence import Sequence
-from edgellm.speculative.drafter import RATES, Drafter, Line
+from edgellm.speculative.acceptance import expected_tokens
+from edgellm.speculative.drafter import Drafter, DraftProposer, Line
 from edgellm.speculative.proposer import Proposal, Wanted
 
 _WORTH = 1.05  # times as fast as without, at least
@@ -17,15 +18,11 @@ _LEAST_LEFT = 64  # tokens that an answer without limit is taken to have left, a
 _MOST_IDLE = 8  # steps without guesses after which it falls too far behind to be of use
 
 
-class DraftModel:
-    """The proposer. A signal is how likely the draft model thinks its guess, in classes."""
-
-    name = "draft"
-    first_rates: tuple[float, ...] = RATES
-    first_mean = 0.75
+class DraftModel(DraftProposer):
+    """The proposer."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+        super().__init__(drafter)
         self._lines: dict[Sequence, Line | None] = {}  # None: it is not worth one
         self._idle: dict[Sequence, int] = {}  # steps in which guessing did not pay
 
@@ -82,7 +79,7 @@ class DraftModel:
     def _least(self, use: Wanted, n: int) -> float:
         """The chance of a guess below which another step of the draft model does not pay."""
         mean = use.rates.mean
-        tokens = sum(mean**i for i in range(n + 1))
+        tokens = expected_tokens(mean, n)
         draft = self.drafter.time.decode(1)
         speed = tokens / (use.step_seconds + n * (use.row_seconds + draft))
         return speed * (use.row_seconds + draft) / max(mean, 0.01)
@@ -107,25 +104,14 @@ class DraftModel:
         left = max(_LEAST_LEFT, n_output)
         if params.max_tokens is not None:
             left = min(max(left, _LEAST_LEFT), params.max_tokens - n_output)
-        tokens = sum(use.rates.mean**i for i in range(n + 1))
+        tokens = expected_tokens(use.rates.mean, n)
         draft = self.drafter.time.decode(1)
         took = (use.step_seconds + n * (use.row_seconds + draft)) / tokens
         saved = left * (use.step_seconds - took)
         return saved > len(sequence.tokens) * self.drafter.time.token_seconds
-
-    @property
-    def is_alive(self) -> bool:
-        return self.drafter.llm.is_alive
-
-    @property
-    def lost_device(self) -> str:
-        return self.drafter.llm.lost_device
 
     def forget(self, sequence: Sequence) -> None:
         self._idle.pop(sequence, None)
         line = self._lines.pop(sequence, None)
         if line is not None:
             self.drafter.close(line)
-
-    def close(self) -> None:
-        self.drafter.llm.close()

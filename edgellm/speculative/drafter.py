@@ -27,7 +27,7 @@ from edgellm.step_time import StepTime
 
 _MEASURED, _MEASURED_STEPS = 64, 4  # tokens of a prompt, and steps behind it
 _BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # probabilities at which a guess becomes surer
-RATES = (0.2, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.97)
+_RATES = (0.2, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.97)
 
 
 @dataclass(eq=False)
@@ -186,3 +186,26 @@ class Drafter:
         if (n_missing := self._n_vocab - len(logits)) > 0:
             return np.pad(logits, (0, n_missing), constant_values=-np.inf)
         return logits[: self._n_vocab]
+
+
+class DraftProposer:
+    """What proposers with a draft model have in common. A signal is how likely the draft model
+    thinks its guess, in classes."""
+
+    name = "draft"
+    first_rates: tuple[float, ...] = _RATES
+    first_mean = 0.75
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    @property
+    def is_alive(self) -> bool:
+        return self.drafter.llm.is_alive
+
+    @property
+    def lost_device(self) -> str:
+        return self.drafter.llm.lost_device
+
+    def close(self) -> None:
+        self.drafter.llm.close()
