@@ -188,6 +188,18 @@ class GGUF:
             entries[key] = entries.get(key, Entry(_VALUE_TYPES[type(value)], None, 0))
         self.metadata, self.entries = {**self.metadata, **values}, entries
 
+    def encoded_metadata(self) -> dict[str, bytes]:
+        """The metadata's values as the (first) file has them, for `Writer`, without the keys that
+        say which part of a model it is."""
+        part = self.parts[0]
+        found = {}
+        for key, entry in part.head.entries.items():
+            if not key.startswith("split."):
+                value = memoryview(bytearray(entry.end - entry.offset))
+                part.read_into(value, entry.offset, f"metadata key {shown(key)}")
+                found[key] = bytes(value)
+        return found
+
     @property
     def n_bytes(self) -> int:
         """Size of all parts together."""

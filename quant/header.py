@@ -78,7 +78,8 @@ class Entry(NamedTuple):
 
     value_type: int
     element_type: int | None  # of an array
-    offset: int
+    offset: int  # of its type
+    end: int = 0  # of its bytes
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,8 @@ def read_head(fd: int, path: str, size: int) -> Head:
         key = cursor.name(f"metadata key {index}", MAX_KEY)
         if key in metadata:
             raise cursor.error(f"metadata key {shown(key)}", "appears twice", start)
-        metadata[key], entries[key] = cursor.value(key)
+        metadata[key], entry = cursor.value(key)
+        entries[key] = entry._replace(end=cursor.pos)
     alignment = _alignment(cursor, metadata, entries)
 
     tensors = [_read_tensor(cursor, index, alignment) for index in range(n_tensors)]

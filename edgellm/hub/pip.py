@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from edgellm.hub import store
 from edgellm.hub.store import HubError, Item, Progress
+from edgellm.quant.files import sync_folder
 
 CHUNK = 1 << 22
 
@@ -43,7 +44,7 @@ def fetch(
         work.mkdir()
         _write_checked(unfinished, target.name, size, sha256, _packages(source, work, report))
         os.replace(unfinished, target)
-        store.sync_folder(target.parent)
+        sync_folder(target.parent)
     finally:
         _remove(work, unfinished)
 

@@ -19,6 +19,7 @@ from typing import Any
 from edgellm.hub import store
 from edgellm.hub.store import HubError
 from edgellm.hub.transport import Interrupted, NetworkError, Piece, Useless, Wanted, ask
+from edgellm.quant.files import sync_folder
 
 __all__ = ["NetworkError", "Policy", "Wanted", "fetch", "forget", "unfinished"]
 
@@ -228,4 +229,4 @@ class _Download:
         # The state first: killed in between, nothing but a file that is fetched again remains.
         self.state.unlink(missing_ok=True)
         os.replace(self.partial, self.target)
-        store.sync_folder(self.target.parent)
+        sync_folder(self.target.parent)

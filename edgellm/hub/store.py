@@ -123,16 +123,6 @@ def write_durably(path: Path, data: bytes) -> None:
     os.replace(new, path)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename durable, where the system can open folders."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 @contextmanager
 def locked(target: Path, folder: Path | None = None) -> Iterator[None]:
     """Hold the lock of ``target`` between processes; waits for whoever has it.
