@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.quant.grids import Grid
+from edgellm.quant.lanes import Lanes, NumpyLanes
 
 # A vector of n lanes (u8, i8 or f32) for each block. An ndarray [n_blocks, n] here, a traced value
 # in a compiler. One lane broadcasts against n. u8 arithmetic wraps modulo 256 and >> is logical.
 # Float operations are rounded one by one to float32: nothing is fused or reassociated.
 Value: TypeAlias = Any
+
+_AT_ONCE = 4096  # blocks that numpy encodes together: their values stay in cache
 
 
 class Block(Protocol):
@@ -95,13 +98,6 @@ class NumpyBlock:
         return np.ldexp(1.0, self.u8(offset).astype(np.int32) - 128).astype(np.float32)
 
 
-def inverse(d: NDArray[np.float32]) -> NDArray[np.float32]:
-    """1 / d, and 0 of 0, as blocks of zeros have it."""
-    is_zero = d == 0
-    found: NDArray[np.float32] = np.where(is_zero, 0, 1 / np.where(is_zero, 1, d))
-    return found.astype(np.float32)
-
-
 class QuantType:
     """One GGUF number format. Subclasses fill in the attributes, `codes` and `scales`.
 
@@ -147,17 +143,39 @@ class QuantType:
             chunks = list(self.decode(NumpyBlock(rows)))
         return np.concatenate(chunks, axis=1).reshape(*data.shape[:-1], n_blocks * self.block)
 
-    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """float32 [n_blocks, block] -> uint8 [n_blocks, bytes], rounded as ggml does."""
+    def encode(self, o: Lanes) -> None:
+        """Write the block's bytes. Finite elements up to 65504 give finite blocks; what is not
+        finite may become anything."""
         raise TypeError(f"{self} has no encoder")
 
-    def quantize(self, values: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """float32 [..., n] -> uint8 [..., row_bytes(n)]; TypeError without an encoder, ValueError
-        unless n is a whole number of blocks."""
-        n_bytes = self.row_bytes(values.shape[-1])
+    def quantize(
+        self, values: NDArray[np.float32], importance: NDArray[np.float32] | None = None
+    ) -> NDArray[np.uint8]:
+        """float32 [..., n] -> uint8 [..., row_bytes(n)]; the specification of encoders.
+
+        ``importance`` float32 [n], >= 0: what the squared error of an element of each column counts
+        (the mean square of what it is multiplied with); without it all count alike, and Q4_0, Q4_1,
+        Q5_0, Q5_1 are rounded as ggml does instead of searched. TypeError without an encoder,
+        ValueError unless n is a whole number of blocks and there is one weight for each column.
+        """
+        n = values.shape[-1]
+        out = np.empty((values.size // self.block, self.bytes), np.uint8)
+        shape = (*values.shape[:-1], self.row_bytes(n))
+        blocks = values.reshape(-1, self.block).astype(np.float32, copy=False)
+        weights = None
+        if importance is not None:
+            if importance.shape != (n,):
+                raise ValueError(f"{self}: {importance.size} weights of importance for {n} columns")
+            weights = importance.astype(np.float32, copy=False).reshape(-1, self.block)
         with np.errstate(all="ignore"):  # what is not finite, or too large for a half, stays so
-            blocks = self.encode(values.reshape(-1, self.block).astype(np.float32, copy=False))
-        return blocks.reshape(*values.shape[:-1], n_bytes)
+            for first in range(0, len(blocks), _AT_ONCE):
+                here = slice(first, first + _AT_ONCE)
+                w = None
+                if weights is not None:
+                    numbers = np.arange(first, first + len(blocks[here])) % len(weights)
+                    w = weights[numbers]
+                self.encode(NumpyLanes(blocks[here], w, out[here]))
+        return out.reshape(shape)
 
     def _split(self, data: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
         """The data as contiguous uint8 [blocks in all, bytes], and the blocks of one row."""
