@@ -98,6 +98,10 @@ class NumpyBlock:
         return np.ldexp(1.0, self.u8(offset).astype(np.int32) - 128).astype(np.float32)
 
 
+class UnencodableError(ValueError):
+    """A number that a format cannot hold."""
+
+
 class QuantType:
     """One GGUF number format. Subclasses fill in the attributes, `codes` and `scales`.
 
@@ -111,6 +115,7 @@ class QuantType:
     bias: int = 0
     table: tuple[int, ...] | None = None
     chunk: int  # elements in each chunk that codes() yields, 16 or 32
+    largest: float = 65504.0  # magnitude that may be encoded: a scale is a half, its largest
 
     def codes(self, b: Block) -> Iterator[Value]:
         """Yield u8 [chunk] codes, block // chunk times, in element order."""
@@ -198,3 +203,17 @@ class QuantType:
 
     def __repr__(self) -> str:
         return f"<QuantType {self}>"
+
+
+def check_encodable(quant_type: QuantType, rows: NDArray[np.float32], first_row: int = 0) -> None:
+    """UnencodableError where rows [n_rows, n] hold NaN or a magnitude above ``largest``; it names
+    row and column, rows counted from ``first_row``. F32 holds everything."""
+    if quant_type.name == "f32" or not rows.size:
+        return
+    # largest and smallest are NaN where an element is
+    if rows.max() <= quant_type.largest and rows.min() >= -quant_type.largest:
+        return
+    row, column = np.argwhere(~(np.abs(rows) <= quant_type.largest))[0].tolist()
+    raise UnencodableError(
+        f"{quant_type} cannot hold {rows[row, column]} in row {first_row + row}, column {column}"
+    )

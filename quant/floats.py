@@ -38,6 +38,7 @@ class BF16(Float):
     """The upper half of a float32."""
 
     name, id, bytes = "bf16", 30, 2
+    largest = 3.3895313892515355e38
 
     def dequantize(self, data: NDArray[np.uint8]) -> NDArray[np.float32]:
         rows, n = self._split(data)

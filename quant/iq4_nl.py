@@ -27,7 +27,7 @@ class IQ4_NL(QuantType):
 
     def encode(self, o: Lanes) -> None:
         levels = Listed(LEVELS)
-        bits, d = stored(o, search(o, 0, 32, levels, Grid(-140.0, 5.0, 10)))
+        bits, d = stored(o, search(o, 0, 32, levels, Grid(-160.0, 6.0, 13, both_ways=True)))
         factor = o.inverse(d)
         o.put(0, bits, 2)
         put_nibbles(o, 2, [levels.code(o, o.x(k) * factor) for k in range(32)])

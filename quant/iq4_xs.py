@@ -32,7 +32,7 @@ class IQ4_XS(QuantType):
             yield scale, None
 
     def encode(self, o: Lanes) -> None:
-        block = scaled(o, 32, 8, Listed(LEVELS), Grid(-140.0, 5.0, 10), 32)
+        block = scaled(o, 32, 8, Listed(LEVELS), Grid(-160.0, 6.0, 13, both_ways=True), 32)
         scales = [block.scale(g) + 32 for g in range(8)]
         o.put(0, block.d_bits, 2)
         high = scales[0] >> 4

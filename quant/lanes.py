@@ -72,7 +72,7 @@ class Lanes(Protocol):
         """The float32 of these 32 bits."""
 
     def half(self, x: Lane) -> Lane:
-        """The 16 bits of the nearest half, ties to even, as int32; beyond 65504 those of infinity."""
+        """The 16 bits of the nearest half, ties to even, as int32; infinity beyond 65504."""
 
     def from_half(self, bits: Lane) -> Lane:
         """The half of these bits as float32."""
@@ -109,7 +109,8 @@ class NumpyLanes:
         return np.full(len(self._out), x, np.float32)
 
     def select(self, condition: Lane, yes: Lane, no: Lane) -> Lane:
-        return np.where(condition, yes, no)
+        # of two Python numbers it would be float64
+        return np.asarray(np.where(condition, yes, no), np.float32)
 
     def minimum(self, a: Lane, b: Lane) -> Lane:
         return np.where(a < b, a, b)

@@ -9,13 +9,23 @@ from collections.abc import Iterator, Sequence
 from edgellm.quant.block import Block, QuantType, Value
 from edgellm.quant.lanes import Index, Lane, Lanes, word
 from edgellm.quant.search import Grid
-from edgellm.quant.superblock import affine
+from edgellm.quant.superblock import Affine, Scaled, affine
 
 
 def two_bits(codes: Sequence[Lane]) -> Lane:
     """The low two bits of four codes as a byte, the first lowest."""
     a, b, c, d = (code & 3 for code in codes)
     return a | (b << 2) | (c << 4) | (d << 6)
+
+
+def quad(block: Affine | Scaled, half: int, s: int, i: Index) -> list[list[Lane]]:
+    """Codes 4 i .. 4 i + 3 of groups s, s + 2, s + 4 and s + 6 of a half, four by four; Q6_K stores
+    such next to each other too."""
+    first = 128 * half + 16 * s
+    return [
+        [block.code(8 * half + 2 * run + s, 4 * i + (first + 32 * run + k)) for run in range(4)]
+        for k in range(4)
+    ]
 
 
 class Q2_K(QuantType):
@@ -43,11 +53,7 @@ class Q2_K(QuantType):
 
         def quads(i: Index) -> None:
             for half, s in ((0, 0), (0, 1), (1, 0), (1, 1)):
-                codes = [
-                    [block.code(8 * half + 2 * run + s, 4 * i + (128 * half + 32 * run + 16 * s + k))
-                     for run in range(4)]
-                    for k in range(4)
-                ]  # fmt: skip
+                codes = quad(block, half, s, i)
                 o.put(4 * i + (16 + 32 * half + 16 * s), word([two_bits(c) for c in codes]), 4)
 
         o.loop(4, quads)

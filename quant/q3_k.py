@@ -34,7 +34,7 @@ class Q3_K(QuantType):
             yield d * (b.f32(low | (high << 4)) - 32), None
 
     def encode(self, o: Lanes) -> None:
-        block = scaled(o, 16, 16, Whole(-4, 3), Grid(-5.0, 0.2, 11), 32)
+        block = scaled(o, 16, 16, Whole(-4, 3), Grid(-5.5, 0.2, 13), 32)
         scales = [block.scale(g) + 32 for g in range(16)]
         low = [(scales[g] & 15) | ((scales[g + 8] & 15) << 4) for g in range(8)]
         o.put(96, word(low[:4]), 4)

@@ -46,6 +46,6 @@ class Q4_0(QuantType):
         yield d, None
 
     def encode(self, o: Lanes) -> None:
-        d, codes = biased_codes(o, 8, Grid(-9.0, 0.2, 11))
+        d, codes = biased_codes(o, 8, Grid(-10.0, 0.25, 13))
         o.put(0, d, 2)
         put_nibbles(o, 2, codes)

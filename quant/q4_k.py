@@ -46,7 +46,9 @@ def put_quads(o: Lanes, block: Affine, i: Index, nibbles: int, fifth_bits: int =
         packed = [(a & 15) | ((b & 15) << 4) for a, b in zip(low, high, strict=True)]
         o.put(4 * i + (nibbles + 32 * pair), word(packed), 4)
     if fifth_bits:
-        o.put(4 * i + fifth_bits, word([bit_of_each([g[k] for g in codes], 4) for k in range(4)]), 4)
+        o.put(
+            4 * i + fifth_bits, word([bit_of_each([g[k] for g in codes], 4) for k in range(4)]), 4
+        )
 
 
 class Q4_K(QuantType):

@@ -25,7 +25,7 @@ class Q5_0(QuantType):
         yield d, None
 
     def encode(self, o: Lanes) -> None:
-        d, codes = biased_codes(o, 16, Grid(-17.0, 0.2, 11))
+        d, codes = biased_codes(o, 16, Grid(-19.0, 0.25, 17))
         o.put(0, d, 2)
         o.put(2, bit_of_each(codes, 4), 4)
         put_nibbles(o, 6, [code & 15 for code in codes])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from edgellm.quant.block import Block, QuantType, Value
 from edgellm.quant.lanes import Index, Lanes, word
-from edgellm.quant.q2_k import two_bits
+from edgellm.quant.q2_k import quad, two_bits
 from edgellm.quant.search import Grid, Whole
 from edgellm.quant.superblock import scaled
 
@@ -32,7 +32,7 @@ class Q6_K(QuantType):
             yield d * b.f32(b.i8(192 + group)), None
 
     def encode(self, o: Lanes) -> None:
-        block = scaled(o, 16, 16, Whole(-32, 31), Grid(-33.5, 0.25, 13), 128)
+        block = scaled(o, 16, 16, Whole(-32, 31), Grid(-36.0, 0.5, 13), 128)
         scales = [block.scale(g) & 255 for g in range(16)]
         for g in range(0, 16, 4):
             o.put(192 + g, word(scales[g : g + 4]), 4)
@@ -40,11 +40,7 @@ class Q6_K(QuantType):
 
         def quads(i: Index) -> None:
             for half, s in ((0, 0), (0, 1), (1, 0), (1, 1)):
-                codes = [
-                    [block.code(8 * half + 2 * run + s, 4 * i + (128 * half + 32 * run + 16 * s + k))
-                     for run in range(4)]
-                    for k in range(4)
-                ]  # fmt: skip
+                codes = quad(block, half, s, i)
                 for run in (0, 1):
                     packed = [(c[run] & 15) | ((c[run + 2] & 15) << 4) for c in codes]
                     o.put(4 * i + (64 * half + 32 * run + 16 * s), word(packed), 4)

@@ -20,12 +20,13 @@ ROUNDS = 2
 
 @dataclass(frozen=True)
 class Grid:
-    """Scales to try: those that bring the largest element to the level ``first``, to ``first`` +
-    ``distance`` and so on, ``n`` in all."""
+    """Scales to try: those that bring the extreme element to the level ``first``, to ``first`` +
+    ``distance`` and so on, ``n`` in all; ``both_ways`` also to these levels with the other sign."""
 
     first: float
     distance: float
     n: int
+    both_ways: bool = False
 
 
 class Levels(Protocol):
@@ -80,7 +81,7 @@ def extreme(o: Lanes, elements: Sequence[Lane]) -> Lane:
     return found
 
 
-# ---- element = scale * level ----------------------------------------------------------------------
+# ---- element = scale * level --------------------------------------------------------------------
 
 
 def sums(o: Lanes, at: Index, n: int, levels: Levels, factor: Lane) -> tuple[Lane, Lane]:
@@ -108,20 +109,27 @@ def search(o: Lanes, at: Index, n: int, levels: Levels, grid: Grid) -> Lane:
         is_better = gain > best
         return o.select(is_better, gain, best), o.select(is_better, fitted, scale)
 
-    def tried(i: Index, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
-        return fit((o.number(i) * grid.distance + grid.first) * inverse, best, scale)
-
     def refined(_: Index, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
         return fit(o.inverse(scale), best, scale)
 
-    state = o.loop(grid.n, tried, o.number(0.0), top * (1.0 / grid.first))
+    def directed(turned: Index, *state: Lane) -> list[Lane]:
+        towards = inverse * (1.0 - 2.0 * o.number(turned))
+
+        def tried(i: Index, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
+            return fit((o.number(i) * grid.distance + grid.first) * towards, best, scale)
+
+        return o.loop(grid.n, tried, *state)
+
+    state = o.loop(2 if grid.both_ways else 1, directed, o.number(0.0), top * (1.0 / grid.first))
     return o.loop(ROUNDS, refined, *state)[1]
 
 
-# ---- element = scale * code + offset, offset <= 0 -------------------------------------------------
+# ---- element = scale * code + offset, offset <= 0 -----------------------------------------------
 
 
-def affine_sums(o: Lanes, at: Index, n: int, codes: Whole, factor: Lane, offset: Lane) -> list[Lane]:
+def affine_sums(
+    o: Lanes, at: Index, n: int, codes: Whole, factor: Lane, offset: Lane
+) -> list[Lane]:
     """The weighted sums of code, code ** 2 and code * x, codes those nearest to (x - offset) *
     factor."""
     c, cc, cx = o.number(0.0), o.number(0.0), o.number(0.0)
@@ -183,7 +191,7 @@ def affine_search(o: Lanes, at: Index, n: int, codes: Whole, grid: Grid) -> tupl
     return scale, offset
 
 
-# ---- scales as they are stored --------------------------------------------------------------------
+# ---- scales as they are stored ------------------------------------------------------------------
 
 
 def stored(o: Lanes, x: Lane) -> tuple[Lane, Lane]:
