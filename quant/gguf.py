@@ -136,6 +136,7 @@ class GGUF:
         directory. GGUFError names the file, the field and the reason of any refusal."""
         self.path = os.fspath(path)
         self.parts: list[Part] = []
+        self._replaced: dict[str, memoryview] = {}
         try:
             self._open_parts()
             first = self.parts[0]
@@ -197,6 +198,16 @@ class GGUF:
             entries[key] = entries.get(key, Entry(_VALUE_TYPES[type(value)], None, 0))
         self.metadata, self.entries = {**self.metadata, **values}, entries
 
+    def replace(self, info: TensorInfo, data: NDArray[np.uint8] | None) -> None:
+        """Read these bytes in place of the tensor's, or its own again; ValueError unless there are
+        as many."""
+        if data is None:
+            self._replaced.pop(info.name, None)
+            return
+        if data.shape != (info.n_bytes,):
+            raise ValueError(f"tensor {info.name} has {info.n_bytes} bytes, not {data.shape}")
+        self._replaced[info.name] = memoryview(cast(Any, data))
+
     def encoded_metadata(self) -> dict[str, bytes]:
         """The metadata's values as the file has them, for `Writer`, without the keys that say how
         a model is cut into parts."""
@@ -232,6 +243,9 @@ class GGUF:
             )
         if not self.parts:
             raise ValueError(f"{self.path} is closed")
+        if info.name in self._replaced:
+            view[:] = self._replaced[info.name][start_byte : start_byte + len(view)]
+            return
         part = self.parts[info.part]
         part.read_into(view, info.offset + start_byte, f"tensor {shown(info.name)}")
 
