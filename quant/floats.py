@@ -42,3 +42,9 @@ class BF16(Float):
         rows, n = self._split(data)
         wide = rows.view("<u2").astype(np.uint32) << 16
         return wide.view(np.float32).reshape(*data.shape[:-1], n)
+
+    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
+        bits = rows.astype("<f4").view(np.uint32)
+        rounded = bits + (0x7FFF + (bits >> 16 & 1))  # halves to even
+        kept = np.where(np.isnan(rows), bits | 0x400000, rounded)  # a NaN stays one
+        return (kept >> 16).astype("<u2").view(np.uint8)

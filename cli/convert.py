@@ -1,0 +1,55 @@
+"""edgellm convert: a Hugging Face directory to a GGUF file."""
+
+from typing import Annotated
+
+import typer
+
+from edgellm.cli._output import Status, say, size
+
+
+def _outtype(value: str) -> str:
+    from edgellm.convert.outtype import OUTTYPES
+
+    if value not in OUTTYPES:
+        raise typer.BadParameter(f"must be one of {', '.join(OUTTYPES)}")
+    return value
+
+
+def command(
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="HF_DIR", help="With config.json, *.safetensors and a tokenizer."),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[OUT.gguf]", help="By default NAME-TYPE.gguf in HF_DIR."),
+    ] = None,
+    outtype: Annotated[
+        str,
+        typer.Option(
+            "--outtype", callback=_outtype,
+            help="Of matrices: f16, bf16, f32 or q8_0; auto: bf16 where they are so, else f16.",
+        ),
+    ] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:  # fmt: skip
+    """Convert a model from Hugging Face's form: safetensors, config.json and its tokenizer.
+
+    \b
+    Examples:
+      edgellm convert Qwen2.5-0.5B-Instruct
+      edgellm convert Llama-3.2-1B llama.gguf --outtype q8_0
+    """
+    from edgellm.convert.model import convert_model
+
+    status = Status()
+
+    def progress(done: int, total: int) -> None:
+        status(f"writing {size(done)} of {size(total)} ({100 * done / total:.0f} %)")
+
+    try:
+        path = convert_model(folder, target, outtype=outtype, force=force, progress=progress)
+    finally:
+        status.clear()
+    say(f"{path}: {size(path.stat().st_size)}.")
+    print(path)

@@ -1,0 +1,57 @@
+"""The number format of each tensor of a converted file, and its bytes in pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgellm.convert.checkpoint import as_float32
+from edgellm.convert.errors import ConvertError
+from edgellm.convert.tensors import Planned
+from edgellm.quant import by_name
+from edgellm.quant.block import QuantType
+from edgellm.quant.writer import NewTensor
+
+OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
+FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # general.file_type, as llama.cpp has it
+_PIECE = 1 << 21  # elements encoded at a time
+# Small, and read as they are by every runner: routers of experts, learned positions.
+_FLOATS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight")
+
+
+def resolve(outtype: str, tensors: list[Planned]) -> str:
+    """What "auto" means: bf16 where the matrices are bf16, else f16."""
+    if outtype != "auto":
+        return outtype
+    matrices = [t for t in tensors if len(t.shape) > 1]
+    return "bf16" if matrices and matrices[0].sources[0].dtype == "BF16" else "f16"
+
+
+def new_tensor(tensor: Planned, outtype: str) -> NewTensor:
+    """Vectors, norms and factors are F32; rows that are no whole blocks fall back to F16."""
+    shape = tensor.shape[::-1]  # GGUF order
+    kind = by_name(outtype)
+    is_float = tensor.name.endswith(_FLOATS) or "norm" in tensor.name
+    if len(shape) == 1 or is_float or not tensor.name.endswith(".weight"):
+        kind = by_name("f32")
+    elif shape[0] % kind.block:
+        kind = by_name("f16")
+    return NewTensor(tensor.name, shape, kind)
+
+
+def data(tensor: Planned, kind: QuantType) -> Iterator[NDArray[np.uint8]]:
+    """The tensor's bytes, by pieces of whole rows. ConvertError for what f16 cannot hold."""
+    for elements in tensor.read():
+        rows = elements.reshape(math.prod(elements.shape[:-1]), -1)
+        step = max(1, _PIECE // max(1, rows.shape[1]))
+        for start in range(0, len(rows), step):
+            values = as_float32(rows[start : start + step])
+            if kind.name == "f16" and np.abs(values).max(initial=0) >= 65520:
+                raise ConvertError(
+                    f"{tensor.sources[0].path}: tensor {tensor.sources[0].name} has numbers beyond "
+                    "f16's largest, 65504: use --outtype bf16."
+                )
+            yield kind.quantize(values)
