@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from edgellm.cli._bar import rich_bar
 from edgellm.cli._output import say, visible
 
 if TYPE_CHECKING:
@@ -54,30 +55,13 @@ class DownloadBar:
             say(visible(f"Fetching {item.title}{size}{licence}; this happens once."))
         self._item = item
         if sys.stderr.isatty():
-            self._bar = _rich_bar(item.size, done)
+            self._bar = rich_bar(item.size, done)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def _rich_bar(total: int | None, done: int) -> Any:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True))
-    bar.add_task("", total=total, completed=done)  # what was there before is no speed
-    bar.start()
-    return bar
 
 
 def complete(incomplete: str) -> list[str]:

@@ -138,3 +138,6 @@ CpuMask = Annotated[
 def threads_or_none(value: int) -> int | None:
     """The engine's None for the flag's -1."""
     return None if value == -1 else value
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]

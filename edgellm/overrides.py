@@ -94,12 +94,13 @@ def _check(name: str, value: Any) -> None:
         raise EdgeLLMError(f"{name} must be above 0, not {value!r}.")
 
 
-def parse(text: str) -> tuple[str, Value]:
-    """KEY=TYPE:VALUE as llama.cpp writes it; TYPE is int, float, bool or str."""
+def parse(text: str, flag: str = "--override-kv") -> tuple[str, Value]:
+    """KEY=TYPE:VALUE as llama.cpp writes it; TYPE is int, float, bool or str. EdgeLLMError names
+    the flag."""
     key, equals, rest = text.partition("=")
     kind, colon, value = rest.partition(":")
     if not (key and equals and colon):
-        raise EdgeLLMError(f"--override-kv takes KEY=TYPE:VALUE, not {text!r}.")
+        raise EdgeLLMError(f"{flag} takes KEY=TYPE:VALUE, not {text!r}.")
     try:
         if kind == "int":
             return key, int(value)
@@ -108,7 +109,7 @@ def parse(text: str) -> tuple[str, Value]:
         if kind == "bool":
             return key, {"true": True, "false": False}[value]
     except (ValueError, KeyError):
-        raise EdgeLLMError(f"--override-kv {key}: {value!r} is no {kind}.") from None
+        raise EdgeLLMError(f"{flag} {key}: {value!r} is no {kind}.") from None
     if kind != "str":
-        raise EdgeLLMError(f"--override-kv {key}: the type is int, float, bool or str.")
+        raise EdgeLLMError(f"{flag} {key}: the type is int, float, bool or str.")
     return key, value

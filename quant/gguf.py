@@ -98,6 +98,15 @@ class Part:
             reason = "cannot be read: the file has become shorter since it was opened"
             raise GGUFError(self.path, offset + n, field, reason)
 
+    def encoded_metadata(self) -> dict[str, bytes]:
+        """The metadata's values as the file has them, type first."""
+        found = {}
+        for key, entry in self.head.entries.items():
+            value = bytearray(entry.end - entry.offset)
+            self.read_into(memoryview(value), entry.offset, f"metadata key {shown(key)}")
+            found[key] = bytes(value)
+        return found
+
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
@@ -189,16 +198,10 @@ class GGUF:
         self.metadata, self.entries = {**self.metadata, **values}, entries
 
     def encoded_metadata(self) -> dict[str, bytes]:
-        """The metadata's values as the (first) file has them, for `Writer`, without the keys that
-        say which part of a model it is."""
-        part = self.parts[0]
-        found = {}
-        for key, entry in part.head.entries.items():
-            if not key.startswith("split."):
-                value = memoryview(bytearray(entry.end - entry.offset))
-                part.read_into(value, entry.offset, f"metadata key {shown(key)}")
-                found[key] = bytes(value)
-        return found
+        """The metadata's values as the file has them, for `Writer`, without the keys that say how
+        a model is cut into parts."""
+        encoded = self.parts[0].encoded_metadata()
+        return {k: value for k, value in encoded.items() if not k.startswith("split.")}
 
     @property
     def n_bytes(self) -> int:

@@ -1,0 +1,48 @@
+"""Killing a command at random moments: what has its final name must be whole, and a rerun works."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Of the files with a final name."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.suffix == ".gguf"
+    }
+
+
+def check(arguments: Sequence[str], folder: Path, kills: int, seed: int = 0) -> None:
+    """`edgellm *arguments` writes into `folder`; it is killed that many times, each followed by a
+    look at what is there, and now and then by a whole run. One run may take a few seconds."""
+    command = [sys.executable, "-m", "edgellm", *arguments]
+    start = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True)
+    seconds = time.monotonic() - start
+    whole = digests(folder)
+    assert whole, "the command writes no .gguf file into the folder"
+    rng, early = random.Random(seed), 0
+    for i in range(kills):
+        for path in folder.iterdir():
+            if path.suffix == ".gguf" or i % 2:  # every other time a .partial file is left
+                path.unlink()
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0, 1.05 * seconds))
+        child.kill()
+        early += child.wait() != 0
+        for name, digest in digests(folder).items():
+            assert digest == whole[name], f"{name} is damaged"
+    assert early > kills / 2, "most runs were over before they were killed"
+    for path in folder.glob("*.gguf"):
+        path.unlink()
+    subprocess.run(command, check=True, capture_output=True)
+    assert digests(folder) == whole
+    assert not list(folder.glob("*.partial"))
