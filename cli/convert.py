@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-from edgellm.cli._output import Status, say, size
+from edgellm.cli._bar import Bar
+from edgellm.cli._options import Force
+from edgellm.cli._output import say, size, visible, write
 
 
 def _outtype(value: str) -> str:
@@ -31,7 +33,7 @@ def command(
             help="Of matrices: f16, bf16, f32 or q8_0; auto: bf16 where they are so, else f16.",
         ),
     ] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Force = False,
 ) -> None:  # fmt: skip
     """Convert a model from Hugging Face's form: safetensors, config.json and its tokenizer.
 
@@ -42,14 +44,7 @@ def command(
     """
     from edgellm.convert.model import convert_model
 
-    status = Status()
-
-    def progress(done: int, total: int) -> None:
-        status(f"writing {size(done)} of {size(total)} ({100 * done / total:.0f} %)")
-
-    try:
-        path = convert_model(folder, target, outtype=outtype, force=force, progress=progress)
-    finally:
-        status.clear()
-    say(f"{path}: {size(path.stat().st_size)}.")
-    print(path)
+    with Bar("converting") as bar:
+        path = convert_model(folder, target, outtype=outtype, force=force, progress=bar)
+    say(visible(f"{path}: {size(path.stat().st_size)}."))
+    write(f"{path}\n")

@@ -115,7 +115,7 @@ def split(path: str, prefix: str, *, max_tensors: int | None = MAX_TENSORS,
         )
         names = part_names(prefix, len(planned))
         for name in names:
-            _refuse_own(gguf, name)
+            refuse_own(gguf, name)
             refuse_existing(name, force)
         found = list(zip(names, planned, strict=True))
         if dry_run:
@@ -142,7 +142,7 @@ def name_all(writers: Sequence[Writer]) -> None:
 def merge(path: str, out: str, *, force: bool = False, progress: Progress | None = None) -> int:
     """Write a model of several parts, any of which `path` is, as one file; the number of parts."""
     with GGUF(path) as gguf:
-        _refuse_own(gguf, out)
+        refuse_own(gguf, out)
         if "split.count" not in gguf.metadata:
             raise GGUFError(path, 0, "file", "is in one piece already")
         tensors = list(gguf.tensors.values())
@@ -153,7 +153,7 @@ def merge(path: str, out: str, *, force: bool = False, progress: Progress | None
         return len(gguf.parts)
 
 
-def _refuse_own(gguf: GGUF, out: str) -> None:
+def refuse_own(gguf: GGUF, out: str) -> None:
     """A file that is being read cannot be replaced, with whatever flag."""
     for part in gguf.parts:
         if os.path.exists(out) and os.path.samefile(part.path, out):

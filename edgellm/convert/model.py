@@ -18,9 +18,12 @@ from edgellm.convert.errors import ConvertError
 from edgellm.convert.rope import Tables, rope_metadata
 from edgellm.convert.tensors import plan
 from edgellm.convert.tokenizer import tokenizer_metadata
+from edgellm.models import build_graph
 from edgellm.quant import by_name
+from edgellm.quant.gguf import GGUF, GGUFError
 from edgellm.quant.values import encode
 from edgellm.quant.writer import NewTensor, Writer, refuse_existing
+from edgellm.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
@@ -90,7 +93,18 @@ def convert_model(
                 done += piece.nbytes
                 if progress is not None:
                     progress(done, total)
+        _check(out)
     return Path(target)
+
+
+def _check(out: Writer) -> None:
+    """That what was written can be run, before it gets its name."""
+    try:
+        with GGUF(out.partial) as made:
+            build_graph(made)
+            Tokenizer.from_gguf(made).encode("a")
+    except GGUFError as error:
+        raise GGUFError(out.path, 0, error.field, error.reason) from None
 
 
 def _model_metadata(row: Architecture, config: HFConfig) -> tuple[dict[str, Any], Tables]:

@@ -42,6 +42,11 @@ def new_tensor(tensor: Planned, outtype: str) -> NewTensor:
     return NewTensor(tensor.name, shape, kind)
 
 
+def adapter_tensor(tensor: Planned, outtype: str) -> NewTensor:
+    """Half of an adapter's pair."""
+    return NewTensor(tensor.name, tensor.shape[::-1], by_name(outtype))
+
+
 def data(tensor: Planned, kind: QuantType) -> Iterator[NDArray[np.uint8]]:
     """The tensor's bytes, by pieces of whole rows. ConvertError for what f16 cannot hold."""
     for elements in tensor.read():

@@ -88,7 +88,7 @@ def _grouped(sources: dict[str, Source], config: HFConfig) -> dict[str, list[Sou
     for full, source in sources.items():
         if _OTHER.match(full):
             continue
-        name = _PREFIX.sub("model." if "lm_head" not in full else "", full)
+        name = language_model_name(full)
         number, stacked = 0, _STACKED.fullmatch(name)
         if stacked:
             name, number = f"{stacked[1]}.{stacked[3]}", int(stacked[2])
@@ -102,26 +102,39 @@ def _grouped(sources: dict[str, Source], config: HFConfig) -> dict[str, list[Sou
     return {name: [group[i] for i in range(len(group))] for name, group in groups.items()}
 
 
+def language_model_name(full: str) -> str:
+    """A tensor's name without the prefix that models with more than text have."""
+    return _PREFIX.sub("model." if "lm_head" not in full else "", full)
+
+
 def _planned(name: str, group: list[Source], row: Architecture, config: HFConfig) -> Planned:
-    arrange: Arrange | None = None
-    shape = group[0].shape
+    shape, is_bias = group[0].shape, name.endswith(".bias")
     short = name.rpartition(".")[0].rpartition(".")[2]  # attn_q of blk.0.attn_q.weight
-    is_bias = name.endswith(".bias")
-    if row.pairs and short in ("attn_q", "attn_k"):
-        n_heads = config.integer("num_attention_heads")
-        if short == "attn_k":
-            n_heads = config.integer("num_key_value_heads", n_heads)
-        if shape[0] % (2 * n_heads):
-            raise ConvertError(f"{group[0].path}: {group[0].name} does not fit {n_heads} heads.")
-        arrange = partial(neighbours, n_heads=n_heads)
-    elif short in row.transposed and not is_bias:
-        arrange, shape = np.transpose, shape[::-1]
+    arrange = arrangement(group[0], short, row, config)
+    if short in row.transposed:
+        arrange, shape = (None, shape) if is_bias else (arrange, shape[::-1])
     elif short == "ffn_gate_inp_shexp":  # one output: a vector in GGUF
-        arrange, shape = np.ravel, shape[-1:]
+        shape = shape[-1:]
     is_norm = short.endswith("norm") and not is_bias
     if len(group) > 1 or _STACKED.fullmatch(group[0].name):
         shape = (len(group), *shape)
     return Planned(name, shape, tuple(group), arrange, row.norm_offset if is_norm else 0.0)
+
+
+def arrangement(
+    source: Source, short: str, row: Architecture, config: HFConfig
+) -> Arrange | None:  # fmt: skip
+    """How the elements of a matrix or bias are moved, by its name in GGUF (attn_q)."""
+    if row.pairs and short in ("attn_q", "attn_k"):
+        n_heads = config.integer("num_attention_heads")
+        if short == "attn_k":
+            n_heads = config.integer("num_key_value_heads", n_heads)
+        if not n_heads or source.shape[0] % (2 * n_heads):
+            raise ConvertError(f"{source.path}: {source.name} does not fit {n_heads} heads.")
+        return partial(neighbours, n_heads=n_heads)
+    if short in row.transposed:
+        return np.transpose
+    return np.ravel if short == "ffn_gate_inp_shexp" else None
 
 
 def neighbours(x: NDArray[Any], n_heads: int) -> NDArray[Any]:
