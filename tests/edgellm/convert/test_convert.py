@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from edgellm import LLM
 from edgellm.cli.main import run
+from edgellm.convert.architectures import TABLE
 from edgellm.convert.errors import ConvertError
 from edgellm.convert.model import convert_model
 from edgellm.kernels import reference
@@ -21,7 +22,7 @@ from edgellm.models import build_graph
 from edgellm.quant.gguf import GGUF
 from edgellm.tokenizer import Tokenizer
 
-from . import directories, forward
+from . import directories, families, forward
 
 FAMILIES = list(directories.CONFIGS)
 
@@ -64,6 +65,23 @@ def test_logits_equal_a_forward_of_the_original_weights(
     if dtype == "F32":
         with LLM(path, n_threads=1, n_ctx=112) as llm:
             assert nmse(llm.logits(tokens.tolist()), expected) < 1e-3
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_logits_of_other_architectures(tmp_path: Path, name: str) -> None:
+    family = families.FAMILIES[name]
+    n_vocab = directories.byte_level(tmp_path, directories.QWEN2)
+    (tmp_path / "config.json").write_text(json.dumps(family.config))
+    weights = directories.save_weights(tmp_path, families.random_weights(family, n_vocab), "F32")
+    path = convert_model(tmp_path, outtype="f32")
+    tokens = np.random.default_rng(5).integers(0, 300, 60)
+    expected = families.logits(family, weights, tokens)
+    assert nmse(reference_logits(path, tokens, 0), expected) < 1e-7
+
+
+def test_every_architecture_of_the_table_is_compared() -> None:
+    configs = [*directories.CONFIGS.values(), *(f.config for f in families.FAMILIES.values())]
+    assert {config["architectures"][0] for config in configs} | {"Gemma3ForCausalLM"} == set(TABLE)
 
 
 def test_long_texts_take_the_long_factors(tmp_path: Path) -> None:
