@@ -141,3 +141,15 @@ def threads_or_none(value: int) -> int | None:
 
 
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+TextFile = Annotated[
+    str | None,
+    typer.Option("-f", "--file", metavar="TEXT", show_default=False,
+                 help="The text; -: stdin."),
+]  # fmt: skip
+ChunkSize = Annotated[
+    int, typer.Option("-c", "--ctx-size", min=4, help="Tokens of a chunk of the text.")
+]
+Chunks = Annotated[
+    int,
+    typer.Option("--chunks", callback=automatic_or_positive, help="At most so many; -1: all."),
+]

@@ -129,7 +129,7 @@ def command(
     find(scenario)
     root = address(url)
     if picture is not None:
-        from edgellm.load_picture import check
+        from edgellm.pictures import check
 
         check(picture)
 

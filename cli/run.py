@@ -202,6 +202,13 @@ def _prompt(argument: str | None, flag: str | None, file: str | None) -> str:
     return text
 
 
+def text_of(file: str | None) -> str:
+    """The text that a command works on; a usage error without one."""
+    if file is None:
+        raise typer.BadParameter("a text is needed: use -f FILE", param_hint="'-f' / '--file'")
+    return read_text(file)[0]
+
+
 def read_text(file: str | None) -> tuple[str, str]:
     """(text without the newline that ends it, where it came from)"""
     origin = "stdin" if file in (None, "-") else str(file)

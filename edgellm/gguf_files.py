@@ -48,7 +48,7 @@ def copy(gguf: GGUF, tensors: Iterable[TensorInfo], out: Writer, done: Callable[
             done(len(piece))
 
 
-class _Counter:
+class Counter:
     """Bytes done so far, told on."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
@@ -120,7 +120,7 @@ def split(path: str, prefix: str, *, max_tensors: int | None = MAX_TENSORS,
         found = list(zip(names, planned, strict=True))
         if dry_run:
             return found
-        counter = _Counter(sum(t.n_bytes for t in gguf.tensors.values()), progress)
+        counter = Counter(sum(t.n_bytes for t in gguf.tensors.values()), progress)
         metadata, writers = gguf.encoded_metadata(), []
         for number, (name, tensors) in enumerate(found):
             said = part_metadata(metadata, number, len(names), len(gguf.tensors))
@@ -146,7 +146,7 @@ def merge(path: str, out: str, *, force: bool = False, progress: Progress | None
         if "split.count" not in gguf.metadata:
             raise GGUFError(path, 0, "file", "is in one piece already")
         tensors = list(gguf.tensors.values())
-        counter = _Counter(sum(t.n_bytes for t in tensors), progress)
+        counter = Counter(sum(t.n_bytes for t in tensors), progress)
         metadata = gguf.encoded_metadata()
         with Writer(out, metadata, [as_new(t) for t in tensors], force=force) as writer:
             copy(gguf, tensors, writer, counter)
@@ -178,7 +178,7 @@ def set_metadata(path: str, out: str, values: Mapping[str, Value], removed: Sequ
             _refuse_layout(path, key)
             metadata[key] = _like(path, key, value, metadata.get(key))
         tensors = [t for t in gguf.tensors.values() if gguf.parts[t.part] is part]
-        counter = _Counter(sum(t.n_bytes for t in tensors), progress)
+        counter = Counter(sum(t.n_bytes for t in tensors), progress)
         is_same = os.path.exists(out) and os.path.samefile(path, out)
         writer = Writer(out, metadata, [as_new(t) for t in tensors], force=force or is_same)
         try:

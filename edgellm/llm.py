@@ -419,20 +419,33 @@ class LLM:
 
     def logits(self, token_ids: list[int]) -> NDArray[np.float32]:
         """float32 [n_tokens, n_vocab]: a fresh sequence from position 0, the logits after each."""
+        out = np.empty((len(token_ids), self.n_vocab), np.float32)
+        for position, rows in self.scan(token_ids):
+            out[position : position + len(rows)] = rows
+        return out
+
+    def scan(
+        self, token_ids: list[int], first: int = 0
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """The logits behind the tokens from position ``first`` on, some rows at a time: the
+        position of the first row, and float32 [n, n_vocab], valid until the next. The model is
+        not free for others until the last was taken."""
         self._check_generates()
         sequence = self.sequence(token_ids, SamplingParams(max_tokens=1, temperature=0))
-        out = np.empty((len(sequence.tokens), self.n_vocab), np.float32)
         with self._turn():
             runner = self._ready()
             if not runner.cache.admit(sequence, reuse=False):
                 raise EngineError("No room for another sequence; finish or close open streams.")
             try:
-                for start in range(0, len(out), LOGITS_TOKENS):
-                    n = min(LOGITS_TOKENS, len(out) - start)
-                    out[start : start + n] = self._forward([Run(sequence, n, "all")])
+                n_tokens, start = len(sequence.tokens), 0
+                while start < n_tokens:
+                    n = min(LOGITS_TOKENS, (first if start < first else n_tokens) - start)
+                    rows = self._forward([Run(sequence, n, "none" if start < first else "all")])
+                    if start >= first:
+                        yield start, rows
+                    start += n
             finally:
                 runner.cache.release(sequence)
-        return out
 
     def score(self, token_ids: list[int], n_top: int) -> list[Score]:
         """What the model thinks of a text: for each token its log-probability behind those before
@@ -480,21 +493,25 @@ class LLM:
         """
         if not callable(function):
             raise EdgeLLMError(f"A hook must be a function, not {function!r}.")
+        return self.on_tensors({self._tensor(name): function})
+
+    def on_tensors(self, functions: Mapping[Tensor, HookFunction]) -> Callable[[], None]:
+        """``on`` for tensors of ``graph``, many at once."""
         if self.placement.plan.uses_device:
             raise EdgeLLMError("Hooks see what runs on the CPU: load the model with --ngl 0.")
-        tensor = self._tensor(name)
         with self._turn():
             program = self._ready().program
-            hook = program.add_hook(tensor, function)
+            hooks = program.add_hooks(functions)
             self._reuse_unless_hooked()
 
         def remove() -> None:
-            hook.is_active = False
-            if inside_hook():  # its stage stays, without effect, until hooks change again
+            for _, hook in hooks:
+                hook.is_active = False
+            if inside_hook():  # their stages stay, without effect, until hooks change again
                 return
             with self._turn():
                 if self._runner is not None:
-                    program.remove_hook(tensor, hook)
+                    program.remove_hooks(hooks)
                     self._reuse_unless_hooked()
 
         return remove

@@ -6,23 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.errors import EdgeLLMError
+from edgellm import pictures
 from edgellm.serving_records import Record
 
 _COLOURS = {"ttft": "tab:blue", "e2e": "tab:orange", "tpot": "tab:green"}
-_MISSING = "A picture needs matplotlib: pip install 'edgellm[bench]' (--picture)."
-
-
-def check(path: Path) -> None:
-    """Raises what would keep ``draw`` from drawing there, before anything is measured."""
-    if path.suffix.lower() != ".png":
-        raise EdgeLLMError(f"{path} (--picture) must end in .png.")
-    if not path.parent.is_dir():
-        raise EdgeLLMError(f"{path} (--picture): there is no folder {path.parent}.")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise EdgeLLMError(_MISSING) from None
 
 
 def draw(path: Path, records: list[Record]) -> None:
@@ -56,10 +43,7 @@ def draw(path: Path, records: list[Record]) -> None:
     axes[2].set_ylabel("open requests")
     axes[2].set_xlabel("arrival, s")
     axes[2].set_ylim(bottom=0)
-    try:
-        figure.savefig(path, dpi=100)
-    except OSError as error:
-        raise EdgeLLMError(f"{path} (--picture): {error.strerror or error}.") from None
+    pictures.save(figure, path)
 
 
 def _open(records: list[Record]) -> tuple[list[float], list[int]]:

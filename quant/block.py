@@ -13,11 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.quant.grids import Grid
+from edgellm.quant.lanes import Lanes, NumpyLanes
 
 # A vector of n lanes (u8, i8 or f32) for each block. An ndarray [n_blocks, n] here, a traced value
 # in a compiler. One lane broadcasts against n. u8 arithmetic wraps modulo 256 and >> is logical.
 # Float operations are rounded one by one to float32: nothing is fused or reassociated.
 Value: TypeAlias = Any
+
+_AT_ONCE = 4096  # blocks that numpy encodes together: their values stay in cache
 
 
 class Block(Protocol):
@@ -95,11 +98,8 @@ class NumpyBlock:
         return np.ldexp(1.0, self.u8(offset).astype(np.int32) - 128).astype(np.float32)
 
 
-def inverse(d: NDArray[np.float32]) -> NDArray[np.float32]:
-    """1 / d, and 0 of 0, as blocks of zeros have it."""
-    is_zero = d == 0
-    found: NDArray[np.float32] = np.where(is_zero, 0, 1 / np.where(is_zero, 1, d))
-    return found.astype(np.float32)
+class UnencodableError(ValueError):
+    """A number that a format cannot hold."""
 
 
 class QuantType:
@@ -115,6 +115,7 @@ class QuantType:
     bias: int = 0
     table: tuple[int, ...] | None = None
     chunk: int  # elements in each chunk that codes() yields, 16 or 32
+    largest: float = 65504.0  # magnitude that may be encoded: a scale is a half, its largest
 
     def codes(self, b: Block) -> Iterator[Value]:
         """Yield u8 [chunk] codes, block // chunk times, in element order."""
@@ -147,17 +148,39 @@ class QuantType:
             chunks = list(self.decode(NumpyBlock(rows)))
         return np.concatenate(chunks, axis=1).reshape(*data.shape[:-1], n_blocks * self.block)
 
-    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """float32 [n_blocks, block] -> uint8 [n_blocks, bytes], rounded as ggml does."""
+    def encode(self, o: Lanes) -> None:
+        """Write the block's bytes. Finite elements up to 65504 give finite blocks; what is not
+        finite may become anything."""
         raise TypeError(f"{self} has no encoder")
 
-    def quantize(self, values: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """float32 [..., n] -> uint8 [..., row_bytes(n)]; TypeError without an encoder, ValueError
-        unless n is a whole number of blocks."""
-        n_bytes = self.row_bytes(values.shape[-1])
+    def quantize(
+        self, values: NDArray[np.float32], importance: NDArray[np.float32] | None = None
+    ) -> NDArray[np.uint8]:
+        """float32 [..., n] -> uint8 [..., row_bytes(n)]; the specification of encoders.
+
+        ``importance`` float32 [n], >= 0: what the squared error of an element of each column counts
+        (the mean square of what it is multiplied with); without it all count alike, and Q4_0, Q4_1,
+        Q5_0, Q5_1 are rounded as ggml does instead of searched. TypeError without an encoder,
+        ValueError unless n is a whole number of blocks and there is one weight for each column.
+        """
+        n = values.shape[-1]
+        out = np.empty((values.size // self.block, self.bytes), np.uint8)
+        shape = (*values.shape[:-1], self.row_bytes(n))
+        blocks = values.reshape(-1, self.block).astype(np.float32, copy=False)
+        weights = None
+        if importance is not None:
+            if importance.shape != (n,):
+                raise ValueError(f"{self}: {importance.size} weights of importance for {n} columns")
+            weights = importance.astype(np.float32, copy=False).reshape(-1, self.block)
         with np.errstate(all="ignore"):  # what is not finite, or too large for a half, stays so
-            blocks = self.encode(values.reshape(-1, self.block).astype(np.float32, copy=False))
-        return blocks.reshape(*values.shape[:-1], n_bytes)
+            for first in range(0, len(blocks), _AT_ONCE):
+                here = slice(first, first + _AT_ONCE)
+                w = None
+                if weights is not None:
+                    numbers = np.arange(first, first + len(blocks[here])) % len(weights)
+                    w = weights[numbers]
+                self.encode(NumpyLanes(blocks[here], w, out[here]))
+        return out.reshape(shape)
 
     def _split(self, data: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
         """The data as contiguous uint8 [blocks in all, bytes], and the blocks of one row."""
@@ -180,3 +203,17 @@ class QuantType:
 
     def __repr__(self) -> str:
         return f"<QuantType {self}>"
+
+
+def check_encodable(quant_type: QuantType, rows: NDArray[np.float32], first_row: int = 0) -> None:
+    """UnencodableError where rows [n_rows, n] hold NaN or a magnitude above ``largest``; it names
+    row and column, rows counted from ``first_row``. F32 holds everything."""
+    if quant_type.name == "f32" or not rows.size:
+        return
+    # largest and smallest are NaN where an element is
+    if rows.max() <= quant_type.largest and rows.min() >= -quant_type.largest:
+        return
+    row, column = np.argwhere(~(np.abs(rows) <= quant_type.largest))[0].tolist()
+    raise UnencodableError(
+        f"{quant_type} cannot hold {rows[row, column]} in row {first_row + row}, column {column}"
+    )

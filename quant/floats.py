@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.quant.block import QuantType
+from edgellm.quant.lanes import Lanes
 
 
 class Float(QuantType):
@@ -18,8 +19,8 @@ class F32(Float):
         rows, n = self._split(data)
         return rows.view("<f4").astype(np.float32, copy=False).reshape(*data.shape[:-1], n)
 
-    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-        return rows.astype("<f4").view(np.uint8)
+    def encode(self, o: Lanes) -> None:
+        o.put(0, o.bits(o.x(0)), 4)
 
 
 class F16(Float):
@@ -29,22 +30,22 @@ class F16(Float):
         rows, n = self._split(data)
         return rows.view("<f2").astype(np.float32).reshape(*data.shape[:-1], n)
 
-    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-        return rows.astype("<f2").view(np.uint8)
+    def encode(self, o: Lanes) -> None:
+        o.put(0, o.half(o.x(0)), 2)
 
 
 class BF16(Float):
     """The upper half of a float32."""
 
     name, id, bytes = "bf16", 30, 2
+    largest = 3.3895313892515355e38
 
     def dequantize(self, data: NDArray[np.uint8]) -> NDArray[np.float32]:
         rows, n = self._split(data)
         wide = rows.view("<u2").astype(np.uint32) << 16
         return wide.view(np.float32).reshape(*data.shape[:-1], n)
 
-    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-        bits = rows.astype("<f4").view(np.uint32)
-        rounded = bits + (0x7FFF + (bits >> 16 & 1))  # halves to even
-        kept = np.where(np.isnan(rows), bits | 0x400000, rounded)  # a NaN stays one
-        return (kept >> 16).astype("<u2").view(np.uint8)
+    def encode(self, o: Lanes) -> None:
+        bits = o.bits(o.x(0))
+        odd = (bits >> 16) & 1
+        o.put(0, (bits + (odd + 0x7FFF)) >> 16, 2)  # ties to even

@@ -6,6 +6,8 @@ bytes 0-1 scale d (f16) | 2-17 nibbles as in Q4_0
 from collections.abc import Iterator
 
 from edgellm.quant.block import Block, QuantType, Value
+from edgellm.quant.lanes import Lanes, put_nibbles
+from edgellm.quant.search import Grid, Listed, search, stored
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -22,3 +24,10 @@ class IQ4_NL(QuantType):
         d = b.f16(0)
         yield d, None
         yield d, None
+
+    def encode(self, o: Lanes) -> None:
+        levels = Listed(LEVELS)
+        bits, d = stored(o, search(o, 0, 32, levels, Grid(-160.0, 6.0, 13, both_ways=True)))
+        factor = o.inverse(d)
+        o.put(0, bits, 2)
+        put_nibbles(o, 2, [levels.code(o, o.x(k) * factor) for k in range(32)])

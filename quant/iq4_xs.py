@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 from edgellm.quant.block import Block, QuantType, Value
 from edgellm.quant.iq4_nl import LEVELS
+from edgellm.quant.lanes import Index, Lanes, put_nibbles, word
+from edgellm.quant.search import Grid, Listed
+from edgellm.quant.superblock import scaled
 
 
 class IQ4_XS(QuantType):
@@ -27,3 +30,18 @@ class IQ4_XS(QuantType):
             scale = d * (b.f32(low | (high << 4)) - 32)
             yield scale, None
             yield scale, None
+
+    def encode(self, o: Lanes) -> None:
+        block = scaled(o, 32, 8, Listed(LEVELS), Grid(-160.0, 6.0, 13, both_ways=True), 32)
+        scales = [block.scale(g) + 32 for g in range(8)]
+        o.put(0, block.d_bits, 2)
+        high = scales[0] >> 4
+        for g in range(1, 8):
+            high = high | ((scales[g] >> 4) << (2 * g))
+        o.put(2, high, 2)
+        o.put(4, word([(scales[g] & 15) | ((scales[g + 1] & 15) << 4) for g in range(0, 8, 2)]), 4)
+
+        def group(g: Index) -> None:
+            put_nibbles(o, 16 * g + 8, [block.code(g, 32 * g + k) for k in range(32)])
+
+        o.loop(8, group)

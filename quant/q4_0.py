@@ -5,10 +5,31 @@ bytes 0-1 scale d (f16) | 2-17 nibbles: byte i holds element i low, element i + 
 
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
+from edgellm.quant.block import Block, QuantType, Value
+from edgellm.quant.lanes import Lane, Lanes, put_nibbles
+from edgellm.quant.search import Grid, Whole, extreme, search, stored
 
-from edgellm.quant.block import Block, QuantType, Value, inverse
+
+def biased_codes(o: Lanes, bias: int, grid: Grid) -> tuple[Lane, list[Lane]]:
+    """The bits of d and 32 codes with d * (code - bias); Q5_0 chooses them alike.
+
+    Without importance as ggml does: the extreme element has code 0, and the sum with bias is
+    rounded once.
+    """
+    x = [o.x(k) for k in range(32)]
+    if o.is_weighted:
+        levels = Whole(-bias, bias - 1)
+        bits, d = stored(o, search(o, 0, 32, levels, grid))
+        factor = o.inverse(d)
+        return bits, [levels.code(o, element * factor) for element in x]
+    d = extreme(o, x) * (-1.0 / bias)
+    factor, most = o.inverse(d), 2.0 * bias - 1.0
+
+    def code(element: Lane) -> Lane:
+        shifted = o.times_plus(element, factor, bias + 0.5)
+        return o.i32(o.truncate(o.minimum(o.maximum(shifted, 0.0), most)))
+
+    return o.half(d), [code(element) for element in x]
 
 
 class Q4_0(QuantType):
@@ -24,11 +45,7 @@ class Q4_0(QuantType):
         yield d, None
         yield d, None
 
-    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-        # -8 is the code of the largest element, the first of them; the sum is rounded once
-        largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1)[:, None], axis=1)
-        d = largest / np.float32(-8)
-        shifted = rows.astype(np.float64) * inverse(d) + 8.5
-        codes = np.clip(np.trunc(shifted.astype(np.float32)), 0, 15).astype(np.uint8)
-        packed = codes[:, :16] | codes[:, 16:] << 4
-        return np.concatenate([d.astype("<f2").view(np.uint8), packed], axis=1)
+    def encode(self, o: Lanes) -> None:
+        d, codes = biased_codes(o, 8, Grid(-10.0, 0.25, 13))
+        o.put(0, d, 2)
+        put_nibbles(o, 2, codes)

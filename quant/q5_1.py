@@ -6,6 +6,9 @@ bytes 0-1 scale d (f16) | 2-3 offset m (f16) | 4-7 fifth bits, one an element | 
 from collections.abc import Iterator
 
 from edgellm.quant.block import Block, QuantType, Value
+from edgellm.quant.lanes import Lanes, bit_of_each, put_nibbles
+from edgellm.quant.q4_1 import offset_codes
+from edgellm.quant.search import Grid
 
 
 class Q5_1(QuantType):
@@ -20,3 +23,10 @@ class Q5_1(QuantType):
         d, minimum = b.f16(0), b.f16(2) * -1  # as in Q4_1
         yield d, minimum
         yield d, minimum
+
+    def encode(self, o: Lanes) -> None:
+        d, offset, codes = offset_codes(o, 31, Grid(29.5, 0.25, 13))
+        o.put(0, d, 2)
+        o.put(2, offset, 2)
+        o.put(4, bit_of_each(codes, 4), 4)
+        put_nibbles(o, 8, [code & 15 for code in codes])

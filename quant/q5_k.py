@@ -7,7 +7,10 @@ Fifth bits: byte i holds elements i, i + 32, ... i + 224 from bit 0 up.
 from collections.abc import Iterator
 
 from edgellm.quant.block import Block, QuantType, Value
-from edgellm.quant.q4_k import group_scale
+from edgellm.quant.lanes import Lanes
+from edgellm.quant.q4_k import group_scale, put_group_scales, put_quads
+from edgellm.quant.search import Grid
+from edgellm.quant.superblock import affine
 
 
 class Q5_K(QuantType):
@@ -25,3 +28,8 @@ class Q5_K(QuantType):
         for group in range(8):
             scale, minimum = group_scale(b, group)
             yield d * b.f32(scale), dmin * b.f32(minimum)
+
+    def encode(self, o: Lanes) -> None:
+        block = affine(o, 32, 8, 31, Grid(29.5, 0.25, 13), 63)
+        put_group_scales(o, block)
+        o.loop(8, lambda i: put_quads(o, block, i, 48, 16))

@@ -5,10 +5,8 @@ bytes 0-1 scale d (f16) | 2-33 signed codes
 
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgellm.quant.block import Block, QuantType, Value, inverse
+from edgellm.quant.block import Block, QuantType, Value
+from edgellm.quant.lanes import Lane, Lanes, word
 
 
 class Q8_0(QuantType):
@@ -20,11 +18,18 @@ class Q8_0(QuantType):
     def scales(self, b: Block) -> Iterator[tuple[Value, Value | None]]:
         yield b.f16(0), None
 
-    def encode(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
-        d = np.abs(rows).max(axis=1, keepdims=True) / np.float32(127)
-        scaled = rows * inverse(d)
-        size = np.abs(scaled)
-        whole = np.floor(size)
-        rounded = whole + (size - whole >= 0.5)  # halves away from zero
-        codes = np.clip(np.copysign(rounded, scaled), -127, 127).astype(np.int8)
-        return np.concatenate([d.astype("<f2").view(np.uint8), codes.view(np.uint8)], axis=1)
+    def encode(self, o: Lanes) -> None:
+        """Rounded as ggml rounds: codes this fine gain nothing from a search."""
+        d = o.largest([o.x(k) for k in range(32)]) / 127.0
+        factor = o.inverse(d)
+        o.put(0, o.half(d), 2)
+
+        def octet(k: int) -> Lane:
+            scaled = o.x(k) * factor
+            size = o.minimum(o.abs(scaled), 127.0)  # also where the inverse of a tiny d is infinite
+            whole = o.truncate(size)
+            size = o.select(size - whole >= 0.5, whole + 1.0, whole)  # halves away from zero
+            return o.i32(o.select(scaled < 0.0, 0.0 - size, size)) & 255
+
+        for k in range(0, 32, 4):
+            o.put(2 + k, word([octet(i) for i in range(k, k + 4)]), 4)

@@ -48,7 +48,7 @@ def common(config: HFConfig, row: Architecture) -> Keys:
         n_ff = config.integer("intermediate_size")
     eps = "layer_norm_epsilon" if row.layer_norm else "layer_norm_rms_epsilon"
     keys: Keys = {
-        "block_count": config.integer("num_hidden_layers"),
+        "block_count": config.n_layers,
         "context_length": config.integer("max_position_embeddings"),
         "embedding_length": n_embd,
         "feed_forward_length": n_ff,
@@ -106,7 +106,7 @@ def _olmoe(c: HFConfig) -> Keys:
 
 def _query_scale(c: HFConfig, n_layers_of_27b: int) -> None:
     """Gemma's scale is no key: a runner takes the head's length, but for one size of the model."""
-    of_27b = c.integer("num_hidden_layers") == n_layers_of_27b
+    of_27b = c.n_layers == n_layers_of_27b
     usual = c.integer("hidden_size") // c.integer("num_attention_heads") if of_27b else c.head_dim
     c.must_be("query_pre_attn_scalar", usual, usual)
 
@@ -136,7 +136,7 @@ def _gemma3(c: HFConfig) -> Keys:
 
 def _sliding_layers(c: HFConfig, usual_period: int) -> Keys:
     """Which layers see a window only, where that is not every one but each period-th."""
-    n_layers = c.integer("num_hidden_layers")
+    n_layers = c.n_layers
     usual = [(i + 1) % usual_period != 0 for i in range(n_layers)]
     flags = usual
     kinds = c.get("layer_types")
@@ -167,7 +167,7 @@ def _cohere2(c: HFConfig) -> Keys:
 
 
 def _smollm3(c: HFConfig) -> Keys:
-    n_layers = c.integer("num_hidden_layers")
+    n_layers = c.n_layers
     usual = [int((i + 1) % 4 != 0) for i in range(n_layers)]
     c.must_be("no_rope_layers", usual, usual)
     return {}

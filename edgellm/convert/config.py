@@ -38,10 +38,10 @@ class HFConfig:
     def refuse(self, name: str, reason: str) -> ConvertError:
         return ConvertError(f"{self.path}: {self.names.get(name, name)} {reason}.")
 
-    def integer(self, name: str, default: Any = _REQUIRED) -> int:
+    def integer(self, name: str, default: Any = _REQUIRED, most: int = 1 << 24) -> int:
         value = self._known(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.refuse(name, f"is {value!r}; a whole number is needed")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise self.refuse(name, f"is {value!r}; a whole number up to {most} is needed")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
@@ -74,6 +74,10 @@ class HFConfig:
         if default is _REQUIRED:
             raise self.refuse(name, "is missing")
         return default
+
+    @property
+    def n_layers(self) -> int:
+        return self.integer("num_hidden_layers", most=1024)
 
     @property
     def head_dim(self) -> int:

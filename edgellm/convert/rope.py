@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.convert.config import HFConfig
+from edgellm.convert.errors import reading
 
 Tables = dict[str, NDArray[np.float32]]  # tensor name -> factors
 
@@ -67,7 +68,8 @@ def rope_metadata(config: HFConfig, dim: int) -> tuple[dict[str, Any], Tables]:
     if kind in ("longrope", "su"):
         tables: Tables = {}
         for name in ("long", "short"):
-            factors = np.asarray(scaling.get(f"{name}_factor"), np.float32)
+            with reading(config.path):
+                factors = np.asarray(scaling.get(f"{name}_factor"), np.float32)
             if factors.shape != (dim // 2,) or not np.all(factors > 0):
                 reason = f"must have a {name}_factor of {dim // 2} positive numbers"
                 raise config.refuse("rope_scaling", reason)

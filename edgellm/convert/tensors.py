@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -75,11 +75,16 @@ def plan(
 
 def name_in_gguf(name: str, row: Architecture, config: HFConfig) -> str | None:
     """A tensor's name by the gguf package's map."""
-    gguf = library("gguf")
-    number = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == row.name)
-    names = gguf.get_tensor_name_map(number, config.integer("num_hidden_layers"))
+    names = _name_map(row.name, config.n_layers)
     found: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
     return found
+
+
+@cache
+def _name_map(architecture: str, n_layers: int) -> Any:
+    gguf = library("gguf")
+    number = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == architecture)
+    return gguf.get_tensor_name_map(number, n_layers)
 
 
 def _grouped(sources: dict[str, Source], config: HFConfig) -> dict[str, list[Source]]:

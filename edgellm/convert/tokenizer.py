@@ -6,7 +6,7 @@ from typing import Any
 
 from edgellm.convert import bpe, spm
 from edgellm.convert.checkpoint import Checkpoint
-from edgellm.convert.errors import ConvertError, library
+from edgellm.convert.errors import ConvertError, library, reading
 from edgellm.convert.vocabulary import Tokens
 from edgellm.vocabulary import END_TEXTS
 
@@ -18,34 +18,36 @@ _KEYS = {
 
 def tokenizer_metadata(checkpoint: Checkpoint, n_rows: int) -> dict[str, Any]:
     """All of tokenizer.*. ``n_rows`` of the table of embeddings: as many tokens are written."""
-    tokens = _vocabulary(checkpoint)
-    for token, text, special in _added(checkpoint):
-        tokens.add(token, text, special)
-    if len(tokens.texts) > n_rows:
-        raise ConvertError(
-            f"{tokens.path}: has {len(tokens.texts)} tokens, the model only {n_rows} rows of "
-            "embeddings; the two are not of the same model."
-        )
-    tokens.pad(n_rows)
-    special = library("gguf").SpecialVocab(checkpoint.folder, n_vocab=n_rows)
-    keys = tokens.metadata() | _special_ids(checkpoint, tokens, special)
-    for name, value in special.add_special_token.items():
-        if name in ("bos", "eos"):
-            keys[f"tokenizer.ggml.add_{name}_token"] = value
-    if tokens.model == "gpt2":  # what a missing key means differs between pre-tokenizers
-        keys.setdefault("tokenizer.ggml.add_bos_token", False)
-    return keys | _templates(special.chat_template)
+    tokens, gguf = _vocabulary(checkpoint), library("gguf")
+    with reading(checkpoint.folder / "tokenizer_config.json"):
+        for token, text, is_special in _added(checkpoint):
+            tokens.add(token, text, is_special)
+        if len(tokens.texts) > n_rows:
+            raise ConvertError(
+                f"{tokens.path}: has {len(tokens.texts)} tokens, the model only {n_rows} rows of "
+                "embeddings; the two are not of the same model."
+            )
+        tokens.pad(n_rows)
+        special = gguf.SpecialVocab(checkpoint.folder, n_vocab=n_rows)
+        keys = tokens.metadata() | _special_ids(checkpoint, tokens, special)
+        for name, value in special.add_special_token.items():
+            if name in ("bos", "eos"):
+                keys[f"tokenizer.ggml.add_{name}_token"] = value
+        if tokens.model == "gpt2":  # what a missing key means differs between pre-tokenizers
+            keys.setdefault("tokenizer.ggml.add_bos_token", False)
+        return keys | _templates(special.chat_template)
 
 
 def _vocabulary(checkpoint: Checkpoint) -> Tokens:
     path, model = checkpoint.folder / "tokenizer.json", checkpoint.folder / "tokenizer.model"
     tokenizer = checkpoint.json("tokenizer.json")
-    if tokenizer and bpe.is_byte_level(tokenizer):
-        return bpe.byte_level(path, tokenizer)
-    if model.is_file():
-        return spm.sentencepiece(model)
-    if tokenizer:
-        return bpe.spaces_marked(path, tokenizer)
+    with reading(path):
+        if tokenizer and bpe.is_byte_level(tokenizer):
+            return bpe.byte_level(path, tokenizer)
+        if model.is_file():
+            return spm.sentencepiece(model)
+        if tokenizer:
+            return bpe.spaces_marked(path, tokenizer)
     raise ConvertError(f"{checkpoint.folder}: has neither tokenizer.json nor tokenizer.model.")
 
 
@@ -57,12 +59,7 @@ def _added(checkpoint: Checkpoint) -> list[tuple[int, str, bool]]:
     config = checkpoint.json("tokenizer_config.json").get("added_tokens_decoder") or {}
     listed = checkpoint.json("tokenizer.json").get("added_tokens") or []
     for token, fields in [*config.items(), *((entry.get("id"), entry) for entry in listed)]:
-        try:
-            found[int(token)] = (str(fields["content"]), bool(fields.get("special", False)))
-        except (TypeError, ValueError, KeyError, AttributeError):
-            raise ConvertError(
-                f"{checkpoint.folder}: an added token is written wrongly: {fields!r}."
-            ) from None
+        found[int(token)] = (str(fields["content"]), bool(fields.get("special", False)))
     return [(token, text, special) for token, (text, special) in sorted(found.items())]
 
 

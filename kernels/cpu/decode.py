@@ -7,6 +7,7 @@ decode-then-dot kernel of types that have no packed kernel yet all come from it.
 
 from __future__ import annotations
 
+from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.vector import F32, I8, I16, I32, Emitter, Value
 from edgellm.quant.block import QuantType
 from edgellm.quant.grids import Grid
@@ -90,11 +91,36 @@ def exponent_scale(e: Emitter, exponents: Value) -> Value:
 
 def decode_block(e: Emitter, quant_type: QuantType, address: Value) -> list[Value]:
     """The float32 chunks of one block, rounded as quant's numpy decode rounds."""
-    if quant_type.name == "f32":
-        return [e.load(F32, address)]
-    if quant_type.name == "f16":
-        return [e.load_f16(address)]
-    if quant_type.name == "bf16":
-        high = e.u8(address, 2).bitcast(I16, 1).unsigned().i32() << 16
-        return [high.bitcast(F32, 1).signed()]
+    if quant_type.block == 1:
+        return [_widen(e, quant_type, address, 1)]
     return list(quant_type.decode(TracedBlock(e, address)))
+
+
+def make_decode(quant_type: QuantType) -> EmitKernel:
+    """args: blocks, float32, number of blocks. The range counts blocks; of floats, groups of
+    ``lanes`` of them, at least one whole, of which the last may begin within the one before."""
+
+    def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
+        source, out, n_blocks = e.arguments(args, 3)
+        with e.loop(hi, lo) as i:
+            if quant_type.block == 1:
+                first = e.minimum(i * e.lanes, n_blocks - e.lanes)
+                values = _widen(e, quant_type, source + first * quant_type.bytes, e.lanes)
+                e.store(values, out + first * 4)
+                return
+            at = out + i * (4 * quant_type.block)
+            for chunk in decode_block(e, quant_type, source + i * quant_type.bytes):
+                e.store(chunk, at)
+                at = at + 4 * chunk.n
+
+    return emit
+
+
+def _widen(e: Emitter, quant_type: QuantType, address: Value, n: int) -> Value:
+    """n plain floats as float32."""
+    if quant_type.name == "f16":
+        return e.load_f16(address, n)
+    if quant_type.name == "bf16":
+        high = e.load(I16, address, n, signed=False).i32() << 16
+        return high.bitcast(F32, n).signed()
+    return e.f32(address, n)

@@ -168,19 +168,21 @@ class Program:
         """A tensor after a step; only with ``share_memory=False`` it is certain to be whole."""
         return self._view(tensor)[:n_rows].copy()
 
-    def add_hook(self, tensor: Tensor, function: HookFunction) -> Hook:
-        """Call ``function`` with the tensor in every step, before anybody else reads it."""
-        hook = Hook(function, self.team.abort)
-        self.hooks.setdefault(tensor, []).append(hook)
+    def add_hooks(self, functions: Mapping[Tensor, HookFunction]) -> list[tuple[Tensor, Hook]]:
+        """Call each function with its tensor in every step, before anybody else reads it."""
+        added = [(t, Hook(function, self.team.abort)) for t, function in functions.items()]
+        for tensor, hook in added:
+            self.hooks.setdefault(tensor, []).append(hook)
         self.lower()
-        return hook
+        return added
 
-    def remove_hook(self, tensor: Tensor, hook: Hook) -> None:
-        if hook in self.hooks.get(tensor, []):
-            self.hooks[tensor].remove(hook)
-            if not self.hooks[tensor]:
-                del self.hooks[tensor]
-            self.lower()
+    def remove_hooks(self, added: list[tuple[Tensor, Hook]]) -> None:
+        for tensor, hook in added:
+            if hook in self.hooks.get(tensor, []):
+                self.hooks[tensor].remove(hook)
+                if not self.hooks[tensor]:
+                    del self.hooks[tensor]
+        self.lower()
 
     @property
     def arena_bytes(self) -> int:

@@ -118,5 +118,5 @@ def test_encoders_give_the_bits_of_gguf_py(name: str) -> None:
 
 
 def test_a_format_without_an_encoder_says_so() -> None:
-    with pytest.raises(TypeError, match="Q6_K has no encoder"):
-        by_name("q6_k").quantize(np.zeros((1, 256), np.float32))
+    with pytest.raises(TypeError, match="IQ2_S has no encoder"):
+        by_name("iq2_s").quantize(np.zeros((1, 256), np.float32))

@@ -1,0 +1,207 @@
+"""Scales with the least squared error, each element's weighted by its importance.
+
+For given codes the best scale is a least-squares fit, and for given scales the best codes are the
+nearest. Neither finds the other's best, so a grid of scales is tried, wide enough for the outermost
+elements to be clipped, each with the fit to its codes; rounds of both from the best end the search.
+What is compared is how much a choice takes from the sum of squares, its gain: that follows from the
+same three sums as the fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgellm.quant.lanes import Index, Lane, Lanes
+
+MOST = 65504.0  # the largest finite half
+LEAST = 2.0**-24  # the smallest above zero
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Scales to try: those that bring the extreme element to the level ``first``, to ``first`` +
+    ``distance`` and so on, ``n`` in all; ``both_ways`` also to these levels with the other sign."""
+
+    first: float
+    distance: float
+    n: int
+    both_ways: bool = False
+
+
+class Levels(Protocol):
+    """What codes stand for, in units of the scale."""
+
+    def level(self, o: Lanes, x: Lane) -> Lane:
+        """The level nearest to x, float32."""
+
+    def code(self, o: Lanes, x: Lane) -> Lane:
+        """Its code, int32."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The integers from low to high; codes are from 0."""
+
+    low: int
+    high: int
+
+    def level(self, o: Lanes, x: Lane) -> Lane:
+        return o.round(o.minimum(o.maximum(x, self.low), self.high))
+
+    def code(self, o: Lanes, x: Lane) -> Lane:
+        return o.i32(self.level(o, x) - float(self.low))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Rising levels; the lower one of two that are equally near."""
+
+    levels: tuple[int, ...]
+
+    def _sum_of_steps(self, o: Lanes, x: Lane, values: Sequence[int]) -> Lane:
+        found = o.number(float(values[0]))
+        for i in range(1, len(values)):
+            middle = (self.levels[i - 1] + self.levels[i]) / 2
+            found = found + o.select(x > middle, float(values[i] - values[i - 1]), 0.0)
+        return found
+
+    def level(self, o: Lanes, x: Lane) -> Lane:
+        return self._sum_of_steps(o, x, self.levels)
+
+    def code(self, o: Lanes, x: Lane) -> Lane:
+        return o.i32(self._sum_of_steps(o, x, range(len(self.levels))))
+
+
+def extreme(o: Lanes, elements: Sequence[Lane]) -> Lane:
+    """The first of the elements with the largest magnitude; NaN where one is NaN."""
+    found = size = o.largest(elements)
+    for x in reversed(elements):
+        found = o.select(o.abs(x) >= size, x, found)
+    return found
+
+
+# ---- element = scale * level --------------------------------------------------------------------
+
+
+def sums(o: Lanes, at: Index, n: int, levels: Levels, factor: Lane) -> tuple[Lane, Lane]:
+    """The weighted sums of level * x and level ** 2 of elements at .. at + n - 1, levels those
+    nearest to x * factor."""
+    lx, ll = o.number(0.0), o.number(0.0)
+    for k in range(n):
+        x = o.x(at + k)
+        level = levels.level(o, x * factor)
+        weighted = o.w(at + k) * level
+        lx = lx + weighted * x
+        ll = ll + weighted * level
+    return lx, ll
+
+
+def search(o: Lanes, at: Index, n: int, levels: Levels, grid: Grid) -> Lane:
+    """The scale of n elements."""
+    top = extreme(o, [o.x(at + k) for k in range(n)])
+    inverse = o.inverse(top)
+
+    def fit(factor: Lane, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
+        lx, ll = sums(o, at, n, levels, factor)
+        fitted = lx * o.inverse(ll)
+        gain = fitted * lx
+        is_better = gain > best
+        return o.select(is_better, gain, best), o.select(is_better, fitted, scale)
+
+    def refined(_: Index, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
+        return fit(o.inverse(scale), best, scale)
+
+    def directed(turned: Index, *state: Lane) -> list[Lane]:
+        towards = inverse * (1.0 - 2.0 * o.number(turned))
+
+        def tried(i: Index, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
+            return fit((o.number(i) * grid.distance + grid.first) * towards, best, scale)
+
+        return o.loop(grid.n, tried, *state)
+
+    state = o.loop(2 if grid.both_ways else 1, directed, o.number(0.0), top * (1.0 / grid.first))
+    return o.loop(ROUNDS, refined, *state)[1]
+
+
+# ---- element = scale * code + offset, offset <= 0 -----------------------------------------------
+
+
+def affine_sums(
+    o: Lanes, at: Index, n: int, codes: Whole, factor: Lane, offset: Lane
+) -> list[Lane]:
+    """The weighted sums of code, code ** 2 and code * x, codes those nearest to (x - offset) *
+    factor."""
+    c, cc, cx = o.number(0.0), o.number(0.0), o.number(0.0)
+    for k in range(n):
+        x = o.x(at + k)
+        code = codes.level(o, (x - offset) * factor)
+        weighted = o.w(at + k) * code
+        c = c + weighted
+        cc = cc + weighted * code
+        cx = cx + weighted * x
+    return [c, cc, cx]
+
+
+def totals(o: Lanes, at: Index, n: int) -> tuple[Lane, Lane]:
+    """The sum of weights, and of weight * x."""
+    w, wx = o.number(0.0), o.number(0.0)
+    for k in range(n):
+        w = w + o.w(at + k)
+        wx = wx + o.w(at + k) * o.x(at + k)
+    return w, wx
+
+
+def affine_gain(w: Lane, wx: Lane, s: Sequence[Lane], scale: Lane, offset: Lane) -> Lane:
+    """What scale and offset take from the sum of squares."""
+    c, cc, cx = s
+    return scale * (2.0 * cx - scale * cc) + offset * (2.0 * (wx - scale * c) - offset * w)
+
+
+def affine_search(o: Lanes, at: Index, n: int, codes: Whole, grid: Grid) -> tuple[Lane, Lane]:
+    """The scale and the offset of n elements, scale >= 0."""
+    low, high = o.number(0.0), o.x(at)
+    for k in range(n):
+        low, high = o.minimum(o.x(at + k), low), o.maximum(o.x(at + k), high)
+    w, wx = totals(o, at, n)
+    inverse = o.inverse(high - low)
+
+    def fit(factor: Lane, start: Lane, best: Lane, scale: Lane, offset: Lane) -> list[Lane]:
+        c, cc, cx = s = affine_sums(o, at, n, codes, factor, start)
+        determinant = w * cc - c * c
+        share = o.inverse(determinant)
+        b = (cc * wx - c * cx) * share
+        is_free = (determinant > 0.0) & (b < 0.0)
+        a = o.select(is_free, (w * cx - wx * c) * share, cx * o.inverse(cc))
+        b = o.select(is_free, b, 0.0)
+        gain = affine_gain(w, wx, s, a, b)
+        is_better = (gain > best) & (a > 0.0)
+        pairs = ((gain, best), (a, scale), (b, offset))
+        return [o.select(is_better, new, old) for new, old in pairs]
+
+    def tried(i: Index, *state: Lane) -> list[Lane]:
+        return fit((o.number(i) * grid.distance + grid.first) * inverse, low, *state)
+
+    def refined(_: Index, best: Lane, scale: Lane, offset: Lane) -> list[Lane]:
+        return fit(o.inverse(scale), offset, best, scale, offset)
+
+    start = (high - low) * (1.0 / codes.high)
+    state = o.loop(grid.n, tried, o.number(-3e38), start, low)
+    _, scale, offset = o.loop(ROUNDS, refined, *state)
+    return scale, offset
+
+
+# ---- scales as they are stored ------------------------------------------------------------------
+
+
+def stored(o: Lanes, x: Lane) -> tuple[Lane, Lane]:
+    """The bits of the nearest finite half, and its value."""
+    bits = o.half(o.minimum(o.maximum(x, -MOST), MOST))
+    return bits, o.from_half(bits)
+
+
+def stored_scale(o: Lanes, x: Lane) -> tuple[Lane, Lane]:
+    """As ``stored``, but the least half where a number would become zero: scales counted in it are
+    small integers then, not zero."""
+    lost = (o.abs(x) > 0.0) & (o.abs(x) < LEAST)
+    return stored(o, o.select(lost, o.select(x < 0.0, -LEAST, LEAST), x))
