@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from edgellm.cli._bar import Bar
-from edgellm.cli._options import Force
+from edgellm.cli._options import Force, Threads, threads_or_none
 from edgellm.cli._output import say, size, visible, write
 
 
@@ -33,6 +33,7 @@ def command(
             help="Of matrices: f16, bf16, f32 or q8_0; auto: bf16 where they are so, else f16.",
         ),
     ] = "auto",
+    threads: Threads = -1,
     force: Force = False,
 ) -> None:  # fmt: skip
     """Convert a model from Hugging Face's form: safetensors, config.json and its tokenizer.
@@ -45,6 +46,9 @@ def command(
     from edgellm.convert.model import convert_model
 
     with Bar("converting") as bar:
-        path = convert_model(folder, target, outtype=outtype, force=force, progress=bar)
+        path = convert_model(
+            folder, target, outtype=outtype, n_threads=threads_or_none(threads), force=force,
+            progress=bar,
+        )  # fmt: skip
     say(visible(f"{path}: {size(path.stat().st_size)}."))
     write(f"{path}\n")

@@ -7,7 +7,7 @@ import typer
 from edgellm.cli import _model
 from edgellm.cli._bar import Bar
 from edgellm.cli._lora import with_lora
-from edgellm.cli._options import Force, Model, ModelFlag, Threads
+from edgellm.cli._options import Force, Model, ModelFlag, Threads, threads_or_none
 from edgellm.cli._output import say, visible, write
 
 
@@ -36,14 +36,14 @@ def command(
         raise typer.BadParameter("the base is needed", param_hint="'-m' / '--model'")
     path = _model.locate(name)
 
-    from edgellm.lora_merge import merge, usable_threads
+    from edgellm.lora_merge import merge
 
     with Bar("merging") as bar:
         changed = merge(
             str(path),
             adapters["lora"],
             out,
-            n_threads=usable_threads(threads),
+            n_threads=threads_or_none(threads),
             force=force,
             progress=bar,
         )

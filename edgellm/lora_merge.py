@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import collections
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.gguf_files import as_new, copy, refuse_own
+from edgellm.gguf_files import Counter, Progress, as_new, copy, refuse_own
+from edgellm.kernels.cpu.convert import Converter
 from edgellm.kernels.cpu.cores import default_threads
 from edgellm.lora import Adapter, LoRAError, parse, read_pairs, values
+from edgellm.quant import by_name
+from edgellm.quant.block import UnencodableError
 from edgellm.quant.gguf import GGUF, TensorInfo
 from edgellm.quant.writer import Writer
 
-Progress = Callable[[int, int], None]  # bytes written, bytes in all
 Array = NDArray[np.float32]
-_PIECE = 1 << 20  # elements that are merged at a time, by each thread
+_PIECE = 1 << 22  # elements that are merged at a time
 
 
 def merge(
-    base_path: str, adapters: Iterable[str | Adapter], out: str, *, n_threads: int = 1,
+    base_path: str, adapters: Iterable[str | Adapter], out: str, *, n_threads: int | None = None,
     force: bool = False, progress: Progress | None = None,
-) -> Counter[str]:  # fmt: skip
+) -> dict[str, int]:  # fmt: skip
     """Write the base with the adapters added; how many matrices of each type changed. Memory holds
     the adapters and one matrix at a time. LoRAError and GGUFError."""
     with ExitStack() as opened:
@@ -40,50 +40,38 @@ def merge(
                 added.setdefault(pair.name, []).append((values(file, pair.a), b))
         tensors = list(base.tensors.values())
         _refuse_without_encoder(base, [info for info in tensors if info.name in added])
-        total, done = sum(info.n_bytes for info in tensors), 0
-
-        def tell(n: int) -> None:
-            nonlocal done
-            done += n
-            if progress is not None:
-                progress(done, total)
-
-        pool = opened.enter_context(ThreadPoolExecutor(n_threads))
+        tell = Counter(sum(info.n_bytes for info in tensors), progress)
+        converter = opened.enter_context(Converter(n_threads or default_threads()))
         metadata, new = base.encoded_metadata(), [as_new(info) for info in tensors]
         with Writer(out, metadata, new, force=force) as writer:
             for info in tensors:
                 if info.name not in added:
                     copy(base, [info], writer, tell)
                     continue
-                work = partial(_merged, base, info, added[info.name])
-                for piece in pool.map(work, *zip(*_pieces(info), strict=True)):
+                for piece in _merged(base, info, added[info.name], converter):
                     writer.write(piece)
                     tell(piece.nbytes)
-    return Counter(str(base.tensors[name].type) for name in added)
-
-
-def usable_threads(asked: int) -> int:
-    """-1: as many as there are cores."""
-    return default_threads() if asked == -1 else asked
-
-
-def _pieces(info: TensorInfo) -> Iterator[tuple[int, int]]:
-    """(first row, row behind the last)."""
-    step = max(1, _PIECE // info.shape[0])
-    for start in range(0, info.rows, step):
-        yield start, min(info.rows, start + step)
+    return collections.Counter(str(base.tensors[name].type) for name in added)
 
 
 def _merged(
-    base: GGUF, info: TensorInfo, added: list[tuple[Array, Array]], first: int, end: int
-) -> NDArray[np.uint8]:
-    """Rows of the base as they are stored after merging."""
-    raw = np.empty((end - first, info.row_bytes), np.uint8)
-    base.read_into(info, first * info.row_bytes, raw.reshape(-1))
-    rows = info.type.dequantize(raw)
-    for a, b in added:
-        rows = rows + b[first:end] @ a
-    return info.type.quantize(rows)
+    base: GGUF, info: TensorInfo, added: list[tuple[Array, Array]], converter: Converter
+) -> Iterator[NDArray[np.uint8]]:  # fmt: skip
+    """The matrix after merging in its own type, some rows at a time. LoRAError for sums that the
+    type cannot hold."""
+    f32, step = by_name("f32"), max(1, _PIECE // info.shape[0])
+    for first in range(0, info.rows, step):
+        end = min(info.rows, first + step)
+        raw = np.empty((end - first, info.row_bytes), np.uint8)
+        base.read_into(info, first * info.row_bytes, raw.reshape(-1))
+        rows = converter.convert(raw, info.type, f32).view(np.float32)
+        for a, b in added:
+            rows += b[first:end] @ a
+        try:
+            yield converter.convert(rows.view(np.uint8), f32, info.type)
+        except UnencodableError as error:
+            reason = str(error).partition(" in row")[0]  # of the piece
+            raise LoRAError(f"{base.path}: {info.name} after merging: {reason}.") from None
 
 
 def _refuse_without_encoder(base: GGUF, tensors: list[TensorInfo]) -> None:

@@ -11,6 +11,7 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 Q = gguf.GGMLQuantizationType
+PACKED = (Q.Q4_1, Q.Q5_0, Q.Q8_0, Q.Q4_0, Q.Q5_1)
 ALL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 

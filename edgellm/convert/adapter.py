@@ -17,8 +17,10 @@ from edgellm.convert.architectures import TABLE, Architecture
 from edgellm.convert.checkpoint import Checkpoint, Source
 from edgellm.convert.config import HFConfig
 from edgellm.convert.errors import ConvertError
-from edgellm.convert.model import Progress, model_name
+from edgellm.convert.model import model_name, write_tensors
 from edgellm.convert.tensors import Planned, arrangement, language_model_name, name_in_gguf
+from edgellm.gguf_files import Counter, Progress
+from edgellm.kernels.cpu.convert import Converter
 from edgellm.lora import check_pair
 from edgellm.quant.gguf import GGUF
 from edgellm.quant.values import encode
@@ -57,14 +59,9 @@ def convert_adapter(
             "adapter.lora.alpha": encode(alpha),
         }
     new = [types.adapter_tensor(tensor, outtype) for tensor in tensors]
-    total, done = sum(tensor.n_bytes for tensor in new), 0
-    with Writer(target, metadata, new, force=force) as out:
-        for tensor, stored in zip(tensors, new, strict=True):
-            for piece in types.data(tensor, stored.type):
-                out.write(piece)
-                done += piece.nbytes
-                if progress is not None:
-                    progress(done, total)
+    tell = Counter(sum(tensor.n_bytes for tensor in new), progress)
+    with Converter(1) as converter, Writer(target, metadata, new, force=force) as out:
+        write_tensors(out, tensors, new, converter, tell)
     return Path(target)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ from edgellm.convert.checkpoint import Checkpoint, read_json
 from edgellm.convert.config import HFConfig
 from edgellm.convert.errors import ConvertError
 from edgellm.convert.rope import Tables, rope_metadata
-from edgellm.convert.tensors import plan
+from edgellm.convert.tensors import Planned, plan
 from edgellm.convert.tokenizer import tokenizer_metadata
+from edgellm.gguf_files import Counter, Progress
+from edgellm.kernels.cpu.convert import Converter
+from edgellm.kernels.cpu.cores import default_threads
 from edgellm.models import build_graph
 from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF, GGUFError
@@ -26,7 +28,6 @@ from edgellm.quant.writer import NewTensor, Writer, refuse_existing
 from edgellm.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-Progress = Callable[[int, int], None]  # bytes written, bytes in all
 
 
 def read_config(folder: Path) -> tuple[Architecture, HFConfig]:
@@ -49,7 +50,8 @@ def read_config(folder: Path) -> tuple[Architecture, HFConfig]:
 
 def convert_model(
     folder: str | os.PathLike[str], target: str | os.PathLike[str] | None = None, *,
-    outtype: str = "auto", force: bool = False, progress: Progress | None = None,
+    outtype: str = "auto", n_threads: int | None = None, force: bool = False,
+    progress: Progress | None = None,
 ) -> Path:  # fmt: skip
     """Write a GGUF file of a Hugging Face directory and return its path, by default NAME-TYPE.gguf
     in that directory. ConvertError and GGUFError name the file and the field of any refusal.
@@ -82,19 +84,27 @@ def convert_model(
     f32 = by_name("f32")
     new = [NewTensor(name, table.shape, f32) for name, table in tables.items()]
     new += [types.new_tensor(tensor, outtype) for tensor in tensors]
-    total, done = sum(tensor.n_bytes for tensor in new), 0
-    with Writer(target, encoded, new, force=force) as out:
+    tell = Counter(sum(tensor.n_bytes for tensor in new), progress)
+    with (
+        Converter(n_threads or default_threads()) as converter,
+        Writer(target, encoded, new, force=force) as out,
+    ):
         for table in tables.values():
             out.write(table)
-            done += table.nbytes
-        for tensor, stored in zip(tensors, new[len(tables) :], strict=True):
-            for piece in types.data(tensor, stored.type):
-                out.write(piece)
-                done += piece.nbytes
-                if progress is not None:
-                    progress(done, total)
+            tell(table.nbytes)
+        write_tensors(out, tensors, new[len(tables) :], converter, tell)
         _check(out)
     return Path(target)
+
+
+def write_tensors(
+    out: Writer, tensors: list[Planned], new: list[NewTensor], converter: Converter, tell: Counter
+) -> None:  # fmt: skip
+    """All tensors, each as the type it is to have."""
+    for tensor, stored in zip(tensors, new, strict=True):
+        for piece in types.data(tensor, stored.type, converter):
+            out.write(piece)
+            tell(piece.nbytes)
 
 
 def _check(out: Writer) -> None:

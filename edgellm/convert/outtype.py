@@ -8,16 +8,17 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.convert.checkpoint import as_float32
 from edgellm.convert.errors import ConvertError
 from edgellm.convert.tensors import Planned
+from edgellm.kernels.cpu.convert import Converter
 from edgellm.quant import by_name
-from edgellm.quant.block import QuantType
+from edgellm.quant.block import QuantType, UnencodableError
 from edgellm.quant.writer import NewTensor
 
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # general.file_type, as llama.cpp has it
-_PIECE = 1 << 21  # elements encoded at a time
+_PIECE = 1 << 22  # elements encoded at a time
+_SOURCES = {"<f4": "f32", "<f2": "f16", "<u2": "bf16"}  # as Planned.read gives them
 # Small, and read as they are by every runner: routers of experts, learned positions.
 _FLOATS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight")
 
@@ -47,16 +48,19 @@ def adapter_tensor(tensor: Planned, outtype: str) -> NewTensor:
     return NewTensor(tensor.name, tensor.shape[::-1], by_name(outtype))
 
 
-def data(tensor: Planned, kind: QuantType) -> Iterator[NDArray[np.uint8]]:
-    """The tensor's bytes, by pieces of whole rows. ConvertError for what f16 cannot hold."""
+def data(tensor: Planned, kind: QuantType, converter: Converter) -> Iterator[NDArray[np.uint8]]:
+    """The tensor's bytes, by pieces of whole rows. ConvertError for what the type cannot hold."""
     for elements in tensor.read():
-        rows = elements.reshape(math.prod(elements.shape[:-1]), -1)
+        source = by_name(_SOURCES[elements.dtype.str])
+        rows = np.ascontiguousarray(elements).reshape(math.prod(elements.shape[:-1]), -1)
+        codes = rows.view(np.uint8)
         step = max(1, _PIECE // max(1, rows.shape[1]))
         for start in range(0, len(rows), step):
-            values = as_float32(rows[start : start + step])
-            if kind.name == "f16" and np.abs(values).max(initial=0) >= 65520:
+            try:
+                yield converter.convert(codes[start : start + step], source, kind)
+            except UnencodableError as error:
+                at, reason = tensor.sources[0], str(error).partition(" in row")[0]  # of the piece
                 raise ConvertError(
-                    f"{tensor.sources[0].path}: tensor {tensor.sources[0].name} has numbers beyond "
-                    "f16's largest, 65504: use --outtype bf16."
-                )
-            yield kind.quantize(values)
+                    f"{at.path}: tensor {at.name}: {reason}; bf16 and f32 (--outtype) hold any "
+                    "finite number."
+                ) from None

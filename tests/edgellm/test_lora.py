@@ -138,8 +138,7 @@ def test_saved_caches_belong_to_their_adapters(tiny_model: Make, tmp_path: Path)
 
 
 def test_merging_equals_numpy_and_keeps_types(tiny_model: Make, tmp_path: Path) -> None:
-    types = (adapters.Q.Q8_0, adapters.Q.F16, adapters.Q.Q4_0, adapters.Q.F32)
-    base = tiny_model("llama", types=types)
+    base = tiny_model("llama", types=(*adapters.PACKED, adapters.Q.F16, adapters.Q.F32))
     adapter = adapters.write(tmp_path / "a.gguf", base)
     out = tmp_path / "merged.gguf"
     changed = merge(str(base), [f"{adapter}:0.5"], str(out), n_threads=2)
