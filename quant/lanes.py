@@ -59,6 +59,9 @@ class Lanes(Protocol):
     def times_plus(self, a: Lane, b: Lane, c: float) -> Lane:
         """a * b + c, rounded by way of float64."""
 
+    def stepped(self, x: Lane, edges: Sequence[float], values: Sequence[int]) -> Lane:
+        """values[the number of edges below x] as float32; edges rise, x is a number."""
+
     def i32(self, x: Lane) -> Lane:
         """float32 that are integers, as int32."""
 
@@ -135,6 +138,9 @@ class NumpyLanes:
 
     def times_plus(self, a: Lane, b: Lane, c: float) -> Lane:
         return (a.astype(np.float64) * b + c).astype(np.float32)
+
+    def stepped(self, x: Lane, edges: Sequence[float], values: Sequence[int]) -> Lane:
+        return np.array(values, np.float32)[np.searchsorted(np.array(edges, np.float32), x)]
 
     def i32(self, x: Lane) -> Lane:
         return x.astype(np.int32)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from edgellm.quant.block import Block, QuantType, Value
 from edgellm.quant.lanes import Lane, Lanes, put_nibbles
+from edgellm.quant.search import middles
 
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -16,11 +17,7 @@ SIZES = LEVELS[:8]
 
 def magnitude(o: Lanes, x: Lane, factor: Lane, values: Sequence[int]) -> Lane:
     """Of ``values`` that of the size nearest to |x * factor|; the smaller one of two."""
-    size, found = o.abs(x * factor), o.number(float(values[0]))
-    for i in range(1, 8):
-        middle = (SIZES[i - 1] + SIZES[i]) / 2
-        found = found + o.select(size > middle, float(values[i] - values[i - 1]), 0.0)
-    return found
+    return o.stepped(o.minimum(o.abs(x * factor), 12.0), middles(SIZES), values)
 
 
 class MXFP4(QuantType):

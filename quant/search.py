@@ -9,6 +9,7 @@ same three sums as the fit.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from edgellm.quant.lanes import Index, Lane, Lanes
@@ -59,18 +60,20 @@ class Listed:
 
     levels: tuple[int, ...]
 
-    def _sum_of_steps(self, o: Lanes, x: Lane, values: Sequence[int]) -> Lane:
-        found = o.number(float(values[0]))
-        for i in range(1, len(values)):
-            middle = (self.levels[i - 1] + self.levels[i]) / 2
-            found = found + o.select(x > middle, float(values[i] - values[i - 1]), 0.0)
-        return found
+    def _stepped(self, o: Lanes, x: Lane, values: Sequence[int]) -> Lane:
+        low, high = float(self.levels[0]), float(self.levels[-1])
+        return o.stepped(o.minimum(o.maximum(x, low), high), middles(self.levels), values)
 
     def level(self, o: Lanes, x: Lane) -> Lane:
-        return self._sum_of_steps(o, x, self.levels)
+        return self._stepped(o, x, self.levels)
 
     def code(self, o: Lanes, x: Lane) -> Lane:
-        return o.i32(self._sum_of_steps(o, x, range(len(self.levels))))
+        return o.i32(self._stepped(o, x, range(len(self.levels))))
+
+
+def middles(levels: Sequence[int]) -> list[float]:
+    """What lies halfway between neighbours."""
+    return [(a + b) / 2 for a, b in pairwise(levels)]
 
 
 def extreme(o: Lanes, elements: Sequence[Lane]) -> Lane:
@@ -120,7 +123,8 @@ def search(o: Lanes, at: Index, n: int, levels: Levels, grid: Grid) -> Lane:
 
         return o.loop(grid.n, tried, *state)
 
-    state = o.loop(2 if grid.both_ways else 1, directed, o.number(0.0), top * (1.0 / grid.first))
+    start = top * (1.0 / (grid.first + grid.n // 2 * grid.distance))
+    state = o.loop(2 if grid.both_ways else 1, directed, o.number(0.0), start)
     return o.loop(ROUNDS, refined, *state)[1]
 
 

@@ -7,6 +7,7 @@ on the way in, so that no sum runs across lanes, and every target has the same c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from edgellm.kernels.cpu.store import EmitKernel
 from edgellm.kernels.cpu.vector import F32, I32, Emitter, Value
@@ -72,6 +73,12 @@ class TracedLanes:
 
     def times_plus(self, a: Value, b: Value, c: float) -> Value:
         return self.e.fma_wide(a, b, c)
+
+    def stepped(self, x: Value, edges: Sequence[float], values: Sequence[int]) -> Value:
+        found = self._number(values[0])
+        for edge, (before, value) in zip(edges, pairwise(values), strict=True):
+            found = found + self.select(x > edge, value - before, 0.0)
+        return found
 
     def i32(self, x: Value) -> Value:
         return x.i32().signed()

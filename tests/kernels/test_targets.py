@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.kernels.cpu.targets import TARGETS
 
+SUITES = ("on_target", "on_target_kv", "on_target_encode")
 BEST = next(name for name, target in TARGETS.items() if target.available())
 # Minutes each: the one that this CPU runs by itself is a fast test, the others are slow ones.
 NAMES = [pytest.param(name, marks=() if name == BEST else pytest.mark.slow) for name in TARGETS]
@@ -21,7 +22,7 @@ NAMES = [pytest.param(name, marks=() if name == BEST else pytest.mark.slow) for 
 def test_kernels_on(name: str) -> None:
     if not TARGETS[name].available():
         pytest.skip(f"this CPU cannot run {name}")
-    suites = [str(Path(__file__).with_name(f"{name}.py")) for name in ("on_target", "on_target_kv")]
+    suites = [str(Path(__file__).with_name(f"{name}.py")) for name in SUITES]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *suites],
         env=os.environ | {"EDGELLM_TARGET": name}, capture_output=True, text=True, timeout=1100,

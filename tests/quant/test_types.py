@@ -105,7 +105,7 @@ def test_names() -> None:
         by_name("nvfp4")
 
 
-@pytest.mark.parametrize("name", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
 def test_encoders_give_the_bits_of_gguf_py(name: str) -> None:
     kind = by_name(name)
     x = np.random.default_rng(3).standard_normal((50, 256)).astype(np.float32)
