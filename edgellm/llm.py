@@ -40,7 +40,7 @@ from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Tensor
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.loop import EngineError, Loop, Seat
-from edgellm.lora import Adapter, attach
+from edgellm.lora import Given, attach
 from edgellm.memory import STEP_TOKENS
 from edgellm.metrics import Metrics
 from edgellm.models import build_graph
@@ -91,7 +91,7 @@ class LLM:
     speculative); the tokens stay the same.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
-    ``lora``: adapters (GGUF) whose corrections are added to the model's matrices, as "FILE" or
+    ``lora``: adapters (GGUF) whose corrections are added to the model's matrices, as paths or
     "FILE:scale".
     ``overrides`` go before what the file says (see Overrides).
     Raises ValueErrors whose message is one sentence for people.
@@ -118,7 +118,7 @@ class LLM:
         offload: Options | None = None,
         speculation: SpeculationOptions | None = None,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
-        lora: Iterable[str | Adapter] = (),
+        lora: Given | Iterable[Given] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:

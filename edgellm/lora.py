@@ -34,10 +34,15 @@ class Adapter:
         return f"{self.path}:{self.scale:g}"
 
 
-def parse(text: str | Adapter) -> Adapter:
-    """FILE or FILE:scale; LoRAError for a scale that is no number."""
+Given = str | os.PathLike[str] | Adapter
+
+
+def parse(text: Given) -> Adapter:
+    """A path, or FILE:scale; LoRAError for a scale that is not finite."""
     if isinstance(text, Adapter):
         return text
+    if isinstance(text, os.PathLike):
+        return Adapter(os.fspath(text))
     if not isinstance(text, str) or not text:
         raise LoRAError(f"An adapter is given as FILE or FILE:scale, not {text!r}.")
     path, colon, number = text.rpartition(":")
@@ -62,10 +67,10 @@ class Pair:
     scale: float
 
 
-def attach(base: GGUF, adapters: Iterable[str | Adapter]) -> list[Adapter]:
+def attach(base: GGUF, adapters: Given | Iterable[Given]) -> list[Adapter]:
     """Have a graph built from the base add what the adapters say; LoRAError in one sentence for
     what does not fit. Returns the adapters."""
-    if isinstance(adapters, str | Adapter):
+    if isinstance(adapters, str | os.PathLike | Adapter):
         adapters = [adapters]
     found = [parse(adapter) for adapter in adapters]
     for number, adapter in enumerate(found):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgellm.gguf_files import Counter, Progress, as_new, copy, refuse_own
 from edgellm.kernels.cpu.convert import Converter
 from edgellm.kernels.cpu.cores import default_threads
-from edgellm.lora import Adapter, LoRAError, parse, read_pairs, values
+from edgellm.lora import Given, LoRAError, parse, read_pairs, values
 from edgellm.quant import by_name
 from edgellm.quant.block import UnencodableError
 from edgellm.quant.gguf import GGUF, TensorInfo
@@ -23,7 +23,7 @@ _PIECE = 1 << 22  # elements that are merged at a time
 
 
 def merge(
-    base_path: str, adapters: Iterable[str | Adapter], out: str, *, n_threads: int | None = None,
+    base_path: str, adapters: Iterable[Given], out: str, *, n_threads: int | None = None,
     force: bool = False, progress: Progress | None = None,
 ) -> dict[str, int]:  # fmt: skip
     """Write the base with the adapters added; how many matrices of each type changed. Memory holds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from edgellm.convert import bpe, spm
@@ -10,6 +11,7 @@ from edgellm.convert.errors import ConvertError, library, reading
 from edgellm.convert.vocabulary import Tokens
 from edgellm.vocabulary import END_TEXTS
 
+log = logging.getLogger(__name__)
 _KEYS = {
     "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding",
     "sep": "seperator", "cls": "cls", "mask": "mask",
@@ -20,13 +22,16 @@ def tokenizer_metadata(checkpoint: Checkpoint, n_rows: int) -> dict[str, Any]:
     """All of tokenizer.*. ``n_rows`` of the table of embeddings: as many tokens are written."""
     tokens, gguf = _vocabulary(checkpoint), library("gguf")
     with reading(checkpoint.folder / "tokenizer_config.json"):
-        for token, text, is_special in _added(checkpoint):
-            tokens.add(token, text, is_special)
         if len(tokens.texts) > n_rows:
             raise ConvertError(
                 f"{tokens.path}: has {len(tokens.texts)} tokens, the model only {n_rows} rows of "
                 "embeddings; the two are not of the same model."
             )
+        for token, text, is_special in _added(checkpoint):
+            if token < n_rows:
+                tokens.add(token, text, is_special)
+            else:  # of a larger model of the family
+                log.warning("%s: the model has no row for token %r", checkpoint.folder, text)
         tokens.pad(n_rows)
         special = gguf.SpecialVocab(checkpoint.folder, n_vocab=n_rows)
         keys = tokens.metadata() | _special_ids(checkpoint, tokens, special)

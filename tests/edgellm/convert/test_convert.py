@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,33 @@ def test_a_tensor_without_a_name_and_numbers_beyond_f16_are_refused(tmp_path: Pa
         convert_model(tmp_path)
     assert not list(tmp_path.glob("*.gguf*"))
     convert_model(tmp_path, outtype="bf16")
+
+
+def test_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directories.write(tmp_path, "qwen2")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert run(["convert", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "needs the package safetensors: pip install 'edgellm[convert]'" in said
+
+
+def test_vocabularies_larger_than_the_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma 3's tokenizer has a token for pictures, for which models of text have no row."""
+    directories.write(tmp_path, "mistral")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["added_tokens_decoder"]["5000"] = {"content": "<image>", "special": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with GGUF(convert_model(tmp_path)) as file:
+        tokens = file.strings("tokenizer.ggml.tokens")
+        assert len(tokens) == file.tensors["token_embd.weight"].rows and b"<image>" not in tokens
+    assert "the model has no row for token '<image>'" in caplog.text
+    directories.sentencepiece_model(tmp_path, n=350)
+    with pytest.raises(ConvertError, match="has 350 tokens, the model only 344 rows"):
+        convert_model(tmp_path, force=True)
 
 
 def test_an_existing_file_is_kept_without_force(
