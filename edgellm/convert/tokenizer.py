@@ -14,8 +14,9 @@ from edgellm.vocabulary import END_TEXTS
 log = logging.getLogger(__name__)
 _KEYS = {
     "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding",
-    "sep": "seperator", "cls": "cls", "mask": "mask",
-}  # fmt: skip  # ggml spells the key of sep so
+    "sep": "seperator",  # as ggml spells it
+    "cls": "cls", "mask": "mask",
+}  # fmt: skip
 
 
 def tokenizer_metadata(checkpoint: Checkpoint, n_rows: int) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def _special_ids(checkpoint: Checkpoint, tokens: Tokens, special: Any) -> dict[s
                 ids[kind] = token
     ends = checkpoint.json("generation_config.json").get("eos_token_id")
     for end in ends if isinstance(ends, list) else [ends]:
-        if not isinstance(end, int) or not 0 <= end < len(tokens.texts):
+        if type(end) is not int or not 0 <= end < len(tokens.texts):
             continue
         # A text that is known for an end is found by runners; others need a key.
         known = tokens.texts[end].decode(errors="replace") in END_TEXTS
