@@ -183,6 +183,12 @@ def _phi3(c: HFConfig) -> Keys:
     )
 
 
+def _bert(c: HFConfig) -> Keys:
+    c.must_be("hidden_act", "gelu", "gelu")
+    c.must_be("position_embedding_type", "absolute", "absolute")
+    return {"attention.causal": False}
+
+
 _GEMMA = {"head_dim": 256, "rms_norm_eps": 1e-6, "max_position_embeddings": 8192}
 _NORM_EPS = {"rms_norm_eps": "norm_epsilon"}
 _LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
@@ -212,6 +218,10 @@ TABLE: dict[str, Architecture] = {
     "PhiForCausalLM": Architecture(
         "phi2", layer_norm=True, names=_LAYER_NORM_EPS,
         defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    ),
+    "BertModel": Architecture(
+        "bert", _bert, layer_norm=True, has_rope=False, names=_LAYER_NORM_EPS,
+        defaults={"layer_norm_eps": 1e-12},
     ),
     "Olmo2ForCausalLM": Architecture("olmo2", defaults={"rms_norm_eps": 1e-5}),
     "OlmoeForCausalLM": Architecture("olmoe", _olmoe, defaults={"rms_norm_eps": 1e-5}),

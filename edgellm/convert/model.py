@@ -70,6 +70,7 @@ def convert_model(
     if not rows:
         raise ConvertError(f"{checkpoint.folder}: the model has no table of embeddings.")
     keys, tables = _model_metadata(row, config)
+    keys |= _pooling(checkpoint)
     metadata: dict[str, Any] = {
         "general.architecture": row.name,
         "general.type": "model",
@@ -130,6 +131,19 @@ def _model_metadata(row: Architecture, config: HFConfig) -> tuple[dict[str, Any]
     dim = rotated(config)
     rope, tables = rope_metadata(config, dim)
     return keys | {"rope.dimension_count": dim} | rope, tables
+
+
+def _pooling(checkpoint: Checkpoint) -> dict[str, int]:
+    """How sentence-transformers makes one vector of a text, where the directory says it."""
+    path = checkpoint.folder / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return {}
+    modes = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
+    settings = read_json(path)
+    found = [number for mode, number in modes.items() if settings.get(f"pooling_mode_{mode}")]
+    if len(found) != 1:
+        raise ConvertError(f"{path}: must choose one of pooling_mode_{', '.join(modes)}.")
+    return {"pooling_type": found[0]}
 
 
 def model_name(folder: Path) -> str:

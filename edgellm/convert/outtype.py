@@ -20,7 +20,10 @@ FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # general.file_type, a
 _PIECE = 1 << 22  # elements encoded at a time
 _SOURCES = {"<f4": "f32", "<f2": "f16", "<u2": "bf16"}  # as Planned.read gives them
 # Small, and read as they are by every runner: routers of experts, learned positions.
-_FLOATS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight")
+_FLOATS = (
+    "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
+    "token_types.weight",
+)  # fmt: skip
 
 
 def resolve(outtype: str, tensors: list[Planned]) -> str:

@@ -26,7 +26,8 @@ Arrange = Callable[[NDArray[Any]], NDArray[Any]]
 # parts of a model that do more than text, and tables that are no weights
 _OTHER = re.compile(
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\."
-    r"|.*(\.rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
+    r"|.*(\.rotary_emb\.inv_freq|\.attn\.(masked_)?bias|embeddings\.position_ids)$"
+    r"|pooler\."  # of classifiers: embeddings are pooled from all rows
 )
 _PREFIX = re.compile(r"^(model\.)?language_model\.(model\.)?")
 _STACKED = re.compile(r"(.*\.experts|.*layernorm)\.(?:norms\.)?(\d+)\.(.+)")

@@ -9,6 +9,7 @@ from edgellm.convert import bpe, spm
 from edgellm.convert.checkpoint import Checkpoint
 from edgellm.convert.errors import ConvertError, library, reading
 from edgellm.convert.vocabulary import Tokens
+from edgellm.convert.wordpiece import wordpiece
 from edgellm.vocabulary import END_TEXTS
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ def _vocabulary(checkpoint: Checkpoint) -> Tokens:
     path, model = checkpoint.folder / "tokenizer.json", checkpoint.folder / "tokenizer.model"
     tokenizer = checkpoint.json("tokenizer.json")
     with reading(path):
+        if tokenizer and tokenizer["model"].get("type") == "WordPiece":
+            n_types = checkpoint.json("config.json").get("type_vocab_size", 2)
+            return wordpiece(path, tokenizer, int(n_types))
         if tokenizer and bpe.is_byte_level(tokenizer):
             return bpe.byte_level(path, tokenizer)
         if model.is_file():
