@@ -146,9 +146,10 @@ def _type(name: str | None, flag: str) -> "QuantType | None":
 
 def _pattern(text: str) -> "tuple[re.Pattern[str], QuantType]":
     pattern, equals, name = text.rpartition("=")
-    kind = _type(name, "--tensor-type")
-    if not equals or not pattern or kind is None:
+    if not equals or not pattern:
         raise EdgeLLMError(f"--tensor-type takes PATTERN=TYPE, not {text!r}.")
+    kind = _type(name, "--tensor-type")
+    assert kind is not None  # there is a name
     try:
         return re.compile(pattern), kind
     except re.error as error:

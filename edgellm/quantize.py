@@ -24,14 +24,17 @@ from edgellm.gguf_files import (
     part_names,
     refuse_own,
 )
-from edgellm.kernels.cpu.encode import encode_rows, widen_rows
+from edgellm.kernels.cpu.convert import Converter
+from edgellm.kernels.cpu.cores import default_threads
 from edgellm.quant import QuantType, recipes
+from edgellm.quant.block import UnencodableError
 from edgellm.quant.gguf import GGUF, GGUFError, TensorInfo
 from edgellm.quant.imatrix import ImportanceMatrix
 from edgellm.quant.values import encode
 from edgellm.quant.writer import NewTensor, Writer, refuse_existing
 
-PIECE = 4 << 20  # elements that are widened at a time
+PIECE = 4 << 20  # elements that are converted at a time
+Bytes = NDArray[np.uint8]
 _FLOATS = ("f32", "f16", "bf16")
 
 
@@ -129,7 +132,7 @@ def quantize(gguf: GGUF, out: str, choices: Sequence[Choice], file_type: int, *,
         refuse_own(gguf, name)
         refuse_existing(name, force)
     counter = Counter(sum(choice.tensor.n_bytes for choice in choices), progress)
-    with ExitStack() as unfinished:
+    with Converter(n_threads or default_threads()) as converter, ExitStack() as unfinished:
         writers = []
         for number, name in enumerate(names):
             own = [c for c in choices if n_parts == 1 or c.tensor.part == number]
@@ -142,7 +145,7 @@ def quantize(gguf: GGUF, out: str, choices: Sequence[Choice], file_type: int, *,
                 if choice.is_copied:
                     copy(gguf, [choice.tensor], writer, counter)
                 else:
-                    for encoded, n_read in pieces(gguf, choice, n_threads):
+                    for encoded, n_read in pieces(gguf, choice, converter):
                         writer.write(encoded)
                         counter(n_read)
             writer.finish()
@@ -151,29 +154,22 @@ def quantize(gguf: GGUF, out: str, choices: Sequence[Choice], file_type: int, *,
     return names
 
 
-def pieces(gguf: GGUF, choice: Choice, n_threads: int | None = None
-           ) -> Iterator[tuple[NDArray[np.uint8], int]]:  # fmt: skip
+def pieces(gguf: GGUF, choice: Choice, converter: Converter) -> Iterator[tuple[Bytes, int]]:
     """The encoded rows of a tensor, uint8 [rows, bytes], some at a time, and how many bytes of the
-    source they were. GGUFError for values that are not finite."""
+    source they were. GGUFError for values that the format cannot hold."""
     tensor = choice.tensor
     columns = tensor.shape[0]
     in_matrix = tensor.shape[1] if len(tensor.shape) > 1 else 1
     at_once = max(1, min(in_matrix, PIECE // columns))
     raw = np.empty((at_once, tensor.row_bytes), np.uint8)
-    wide = np.empty((at_once, columns), np.float32)
-    row_bytes = choice.type.row_bytes(columns)
-    encoded = np.empty((at_once, row_bytes), np.uint8)
     for matrix in range(tensor.rows // in_matrix):
         weights = None if choice.importance is None else choice.importance[matrix]
         for first in range(0, in_matrix, at_once):
-            n = min(at_once, in_matrix - first)
+            rows = raw[: min(at_once, in_matrix - first)]
             start = (matrix * in_matrix + first) * tensor.row_bytes
-            gguf.read_into(tensor, start, raw[:n].reshape(-1))
-            widen_rows(tensor.type, raw[:n], wide[:n], n_threads)
-            if not np.isfinite(wide[:n]).all():
-                raise GGUFError(
-                    gguf.path, 0, f"tensor {tensor.name}",
-                    "has values that are not finite; the model is damaged",
-                )  # fmt: skip
-            encode_rows(choice.type, wide[:n], encoded[:n], weights, n_threads)
-            yield encoded[:n], n * tensor.row_bytes
+            gguf.read_into(tensor, start, rows.reshape(-1))
+            try:
+                encoded = converter.convert(rows, tensor.type, choice.type, weights)
+            except UnencodableError as error:
+                raise GGUFError(gguf.path, 0, f"tensor {tensor.name}", str(error)) from None
+            yield encoded, rows.size

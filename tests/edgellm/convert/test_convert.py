@@ -199,7 +199,7 @@ def edit(path: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("llama", {"architectures": ["MambaForCausalLM"]}, r"MambaForCausalLM.*supported: BertModel"),
+        ("llama", {"architectures": ["MambaForCausalLM"]}, r"MambaForCausalLM.*supported: Bert"),
         ("llama", {"hidden_size": None}, r"config.json: hidden_size is missing"),
         ("llama", {"hidden_size": "x"}, r"hidden_size is 'x'; a whole number"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"is quantized \(gptq\)"),
