@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from edgellm.convert.config import HFConfig
 from edgellm.convert.rope import rope_parameters
 
@@ -183,6 +185,26 @@ def _phi3(c: HFConfig) -> Keys:
     )
 
 
+def _lfm2(c: HFConfig) -> Keys:
+    """Layers of attention have heads for keys and values, those of convolutions none. The width of
+    the feed-forward network is reckoned as Lfm2MLP does."""
+    n_kv, kinds = c.integer("num_key_value_heads"), c.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != c.n_layers:
+        raise c.refuse("layer_types", f"must name the kind of each of {c.n_layers} layers")
+    c.must_be("conv_bias", False, False)
+    n_ff = c.integer("intermediate_size")
+    if c.flag("block_auto_adjust_ff_dim", True):
+        multiple = max(1, c.integer("block_multiple_of", 256))
+        n_ff = int(c.number("block_ffn_dim_multiplier", 1.0) * int(2 * n_ff / 3))
+        n_ff = -(-n_ff // multiple) * multiple
+    heads = [n_kv if kind == "full_attention" else 0 for kind in kinds]
+    return {
+        "feed_forward_length": n_ff,
+        "attention.head_count_kv": np.array(heads, np.int32),
+        "shortconv.l_cache": c.integer("conv_L_cache"),
+    }
+
+
 def _bert(c: HFConfig) -> Keys:
     c.must_be("hidden_act", "gelu", "gelu")
     c.must_be("position_embedding_type", "absolute", "absolute")
@@ -222,6 +244,10 @@ TABLE: dict[str, Architecture] = {
     "BertModel": Architecture(
         "bert", _bert, layer_norm=True, has_rope=False, names=_LAYER_NORM_EPS,
         defaults={"layer_norm_eps": 1e-12},
+    ),
+    "Lfm2ForCausalLM": Architecture(
+        "lfm2", _lfm2, is_tied=True, defaults={"norm_eps": 1e-5, "rope_theta": 1e6},
+        names={"rms_norm_eps": "norm_eps", "intermediate_size": "block_ff_dim"},
     ),
     "Olmo2ForCausalLM": Architecture("olmo2", defaults={"rms_norm_eps": 1e-5}),
     "OlmoeForCausalLM": Architecture("olmoe", _olmoe, defaults={"rms_norm_eps": 1e-5}),

@@ -22,7 +22,7 @@ _SOURCES = {"<f4": "f32", "<f2": "f16", "<u2": "bf16"}  # as Planned.read gives 
 # Small, and read as they are by every runner: routers of experts, learned positions.
 _FLOATS = (
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
-    "token_types.weight",
+    "token_types.weight", "shortconv.conv.weight",
 )  # fmt: skip
 
 

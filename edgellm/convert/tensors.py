@@ -119,8 +119,8 @@ def _planned(name: str, group: list[Source], row: Architecture, config: HFConfig
     arrange = arrangement(group[0], short, row, config)
     if short in row.transposed:
         arrange, shape = (None, shape) if is_bias else (arrange, shape[::-1])
-    elif short == "ffn_gate_inp_shexp":  # one output: a vector in GGUF
-        shape = shape[-1:]
+    elif arrange is _without_ones:
+        shape = tuple(n for n in shape if n != 1)
     is_norm = short.endswith("norm") and not is_bias
     if len(group) > 1 or _STACKED.fullmatch(group[0].name):
         shape = (len(group), *shape)
@@ -140,7 +140,12 @@ def arrangement(
         return partial(neighbours, n_heads=n_heads)
     if short in row.transposed:
         return np.transpose
-    return np.ravel if short == "ffn_gate_inp_shexp" else None
+    # one gate for all is a vector in GGUF; each channel has a convolution of its own
+    return _without_ones if short in ("ffn_gate_inp_shexp", "conv") else None
+
+
+def _without_ones(x: NDArray[Any]) -> NDArray[Any]:
+    return x.squeeze()
 
 
 def neighbours(x: NDArray[Any], n_heads: int) -> NDArray[Any]:

@@ -48,6 +48,7 @@ class Family:
     conv1d: bool = False  # matrices are stored [n_in, n_out]
     normalized: bool = False  # shares of the chosen experts sum to 1
     shared_expert: bool = False
+    convolved: Any = None  # which layers are short convolutions; None: none
 
 
 def experts(name: str, **more: Any) -> dict[str, Any]:
@@ -116,6 +117,16 @@ FAMILIES: dict[str, Family] = {
          "final": "model.final_layernorm"},
         norm="layer", parallel=True, rotary=0.5, gated="none", act="gelu",
         biases=("in", "final", "q", "k", "v", "o", "up", "down", "head")),
+    "lfm2": Family(
+        {**base(architectures=["Lfm2ForCausalLM"], norm_eps=1e-5, conv_L_cache=3,
+                block_ff_dim=144, block_multiple_of=32, num_hidden_layers=4,
+                layer_types=["conv", "conv", "full_attention", "conv"],
+                tie_word_embeddings=None), "intermediate_size": 96},
+        {**LLAMA, "final": "model.embedding_norm", "in": "operator_norm", "mid": "ffn_norm",
+         "o": "self_attn.out_proj", "q_norm": "self_attn.q_layernorm",
+         "k_norm": "self_attn.k_layernorm", "gate": "feed_forward.w1", "up": "feed_forward.w3",
+         "down": "feed_forward.w2"},
+        qk_norm="head", convolved=lambda i: i != 2),
     "gpt2": Family(
         {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 3, "n_head": 4,
          "n_positions": 512, "layer_norm_epsilon": 1e-5},
@@ -192,6 +203,13 @@ def random_weights(f: Family, n_vocab: int, seed: int = 0) -> Weights:
                 copies = c["num_attention_heads" if role == "q_norm" else "num_key_value_heads"]
             for k in range(copies or 1):
                 put(role, f"{f.layers}.{i}.{name.format(k)}", shape)
+        if f.convolved is not None and f.convolved(i):
+            for name in [name for name in found if name.startswith(f"{f.layers}.{i}.self_attn")]:
+                del found[name]
+            put("", f"{f.layers}.{i}.conv.in_proj", (3 * n, n))
+            put("", f"{f.layers}.{i}.conv.out_proj", (n, n))
+            taps = rng.standard_normal((n, 1, c["conv_L_cache"])).astype(np.float32)
+            found[f"{f.layers}.{i}.conv.conv.weight"] = taps
     put("final", f.names["final"], (n,))
     if c.get("tie_word_embeddings") is False:
         put("head", f.names["head"], (n_vocab, n))
@@ -268,6 +286,14 @@ def logits(f: Family, weights: Weights, tokens: Any) -> Array:
         out = np.einsum("hqk,khd->qhd", shares, v).reshape(n, -1)
         return matrix(out, f"{at}.{f.names['o']}")
 
+    def convolution(h: Array, at: str) -> Array:
+        """Lfm2ShortConv"""
+        before, after, x = np.split(matrix(h, f"{at}.conv.in_proj"), 3, axis=1)
+        taps = w[f"{at}.conv.conv.weight"][:, 0]
+        padded = np.concatenate([np.zeros((taps.shape[1] - 1, x.shape[1])), before * x])
+        out = sum(padded[k : k + n] * taps[:, k] for k in range(taps.shape[1]))
+        return matrix(after * out, f"{at}.conv.out_proj")
+
     def gated(h: Array, gate: str, up: str, down: str) -> Array:
         return matrix(act(matrix(h, gate)) * matrix(h, up), down)
 
@@ -308,7 +334,8 @@ def logits(f: Family, weights: Weights, tokens: Any) -> Array:
     for i in range(c["num_hidden_layers"]):
         at = f"{f.layers}.{i}"
         first = norm(x, f"{at}.{f.names['in']}") if f.before else x
-        h = attention(first, at, i)
+        is_convolved = f.convolved is not None and f.convolved(i)
+        h = convolution(first, at) if is_convolved else attention(first, at, i)
         if f.parallel:
             x = x + h + ffn(first, at)
             continue
