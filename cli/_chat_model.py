@@ -78,8 +78,10 @@ class LocalModel:
     def identity(self, talk: Any) -> dict[str, Any]:
         from edgellm.template_source import checksum
 
-        return {"file": self.path.name, "bytes": self.path.stat().st_size,
-                "template": checksum(talk.template.source)}  # fmt: skip
+        found = {"file": self.path.name, "bytes": self.path.stat().st_size,
+                 "template": checksum(talk.template.source)}  # fmt: skip
+        adapters = [str(adapter) for adapter in self.llm.adapters]
+        return {**found, "lora": adapters} if adapters else found
 
     def licence(self) -> str:
         names = ("general.license", "general.license.name", "general.license.link")

@@ -1,11 +1,12 @@
 """edgellm bench: how fast a model is, and how far from what the machine allows."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from edgellm.cli import _bench_report, _model
 from edgellm.cli._lists import numbers
+from edgellm.cli._lora import with_lora
 from edgellm.cli._offload import OffloadFlags, with_offload
 from edgellm.cli._options import (
     CacheTypeK,
@@ -36,6 +37,7 @@ def _list(text: str) -> str:
 
 
 @with_offload
+@with_lora
 def command(
     model_argument: Model = None,
     model: ModelFlag = None,
@@ -90,6 +92,7 @@ def command(
     ] = None,
     *,
     offload: OffloadFlags,
+    adapters: dict[str, Any],
 ) -> None:
     """Measure prefill (pp), decode (tg) and several sequences together, against the limits of
     memory and dot products measured in the same run.
@@ -115,7 +118,7 @@ def command(
     try:
         rows = bench(
             str(path), tests, repetitions, threads_or_none(threads), cpu_mask, status.on_terminal,
-            cache_type_k, cache_type_v, block_size, offload.options,
+            cache_type_k, cache_type_v, block_size, offload.options, **adapters,
         )  # fmt: skip
     finally:
         status.clear()

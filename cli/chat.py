@@ -11,6 +11,7 @@ import typer
 from edgellm.api_keys import sent_key
 from edgellm.cli import _model
 from edgellm.cli._chat_model import Files, Served, Source
+from edgellm.cli._lora import say_unused_adapters, with_lora
 from edgellm.cli._offload import OffloadFlags, with_offload
 from edgellm.cli._options import (
     CacheTypeK,
@@ -57,6 +58,7 @@ def _color(value: str) -> str:
 
 @with_speculation("auto")
 @with_offload
+@with_lora
 @with_overrides
 @with_sampling
 def command(
@@ -142,6 +144,7 @@ def command(
     *,
     sampling: Sampling,
     overrides: dict[str, Any],
+    adapters: dict[str, Any],
     offload: OffloadFlags,
     speculation: SpeculationFlags,
 ) -> None:
@@ -175,7 +178,7 @@ def command(
             simple_io,
             policy=context_policy,
             cpu_mask=cpu_mask,
-            overrides=overrides,
+            overrides={**overrides, **adapters},
             cache_types=(cache_type_k, cache_type_v),
             offload=offload,
             speculation=speculation,
@@ -184,6 +187,7 @@ def command(
     if server is not None:
         offload.say_unused("What runs on a GPU is the server's to choose")
         speculation.say_unused("What guesses tokens is the server's to choose")
+        say_unused_adapters(adapters, "What adapters a model has is the server's to choose")
         source: Source = Served(server, sent_key(api_key_file))
         settings.model = model_argument or model
     else:

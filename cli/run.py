@@ -8,6 +8,7 @@ import typer
 
 from edgellm.cli import _model
 from edgellm.cli._batch import Shape, open_batch, run_batch
+from edgellm.cli._lora import with_lora
 from edgellm.cli._offload import OffloadFlags, with_offload
 from edgellm.cli._options import (
     CacheTypeK,
@@ -50,6 +51,7 @@ def _format(value: str) -> str:
 
 @with_speculation()
 @with_offload
+@with_lora
 @with_overrides
 @with_sampling
 def command(
@@ -121,6 +123,7 @@ def command(
     *,
     sampling: Sampling,
     overrides: dict[str, Any],
+    adapters: dict[str, Any],
     offload: OffloadFlags,
     speculation: SpeculationFlags,
 ) -> None:
@@ -147,7 +150,8 @@ def command(
         shape = Shape(system, raw, chat_template, template_arguments, reasoning)
         run_batch(
             _model.locate(name), source, str(out), sampling.params(), shape,
-            (ctx_size, threads, parallel, context_policy, cpu_mask, cache_types), overrides,
+            (ctx_size, threads, parallel, context_policy, cpu_mask, cache_types),
+            {**overrides, **adapters},
             offload, speculation,
         )  # fmt: skip
         return
@@ -159,7 +163,8 @@ def command(
     params = sampling.params()
     llm = load(
         path, ctx_size, threads, chat_template, policy=context_policy, cpu_mask=cpu_mask,
-        overrides=overrides, cache_types=cache_types, offload=offload, speculation=speculation,
+        overrides={**overrides, **adapters}, cache_types=cache_types, offload=offload,
+        speculation=speculation,
     )  # fmt: skip
     with llm:
         variables = template_variables(template_arguments, reasoning)

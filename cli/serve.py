@@ -3,12 +3,13 @@
 import math
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from edgellm.api_keys import api_keys
 from edgellm.cli import _model
+from edgellm.cli._lora import with_lora
 from edgellm.cli._offload import OffloadFlags, with_offload
 from edgellm.cli._options import (
     CacheTypeK,
@@ -29,6 +30,7 @@ _CONTEXT = 4096  # tokens that a model is taken to need room for, where no conte
 
 @with_speculation()
 @with_offload
+@with_lora
 def command(
     model_argument: Model = None,
     model: ModelFlag = None,
@@ -169,6 +171,7 @@ def command(
     ] = False,
     *,
     offload: OffloadFlags,
+    adapters: dict[str, Any],
     speculation: SpeculationFlags,
 ) -> None:  # fmt: skip
     """Serve a model, or those of a folder, over HTTP: /v1/chat/completions, /v1/completions,
@@ -207,6 +210,11 @@ def command(
             "A draft model (-md) is of one model's family, and --models-dir serves several: leave "
             "one of them out (--spec-type lookup needs no draft model)."
         )
+    if models_dir is not None and adapters:
+        raise EdgeLLMError(
+            "An adapter (--lora) is of one model, and --models-dir serves several: leave one of "
+            "them out."
+        )
     try:
         from edgellm.server.run import Settings, serve
     except ImportError as error:
@@ -235,6 +243,7 @@ def command(
                 "max_num_batched_tokens": max_num_batched_tokens, "prefill_share": prefill_share,
                 "cache_tokens": cache_tokens, "prefix_cache": not no_prefix_cache,
                 "host_cache_bytes": cache_ram << 20, "block_size": block_size,
+                **adapters,
             },
         )  # fmt: skip
         try:

@@ -30,6 +30,7 @@ from edgellm.kernels.cpu.kv_types import BLOCK
 from edgellm.kernels.cpu.peaks import Peaks
 from edgellm.kernels.cpu.store import KernelStore
 from edgellm.llm import LLM
+from edgellm.lora import Adapter
 from edgellm.memory import STEP_TOKENS, peak_resident_bytes, resident_bytes
 from edgellm.offload import CPU, Options
 from edgellm.quant.gguf import GGUF
@@ -336,7 +337,7 @@ def bench(
     path: str, tests: list[Workload], repetitions: int = 5, n_threads: int | None = None,
     cpu_mask: str | None = None, say: Callable[[str], None] = lambda text: None,
     type_k: str = "f16", type_v: str = "f16", block_size: int = BLOCK,
-    offload: Options | None = None,
+    offload: Options | None = None, lora: Iterable[Adapter] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Load a model and measure it: one row for each test."""
     if not tests:
@@ -345,7 +346,7 @@ def bench(
     try:
         llm = LLM(
             path, n_threads=n_threads, cpu_mask=cpu_mask, type_k=type_k, type_v=type_v,
-            block_size=block_size, progress=say, offload=offload, **limits,
+            block_size=block_size, progress=say, offload=offload, lora=lora, **limits,
         )  # fmt: skip
     except ContextTooLong as error:
         raise EdgeLLMError(

@@ -40,15 +40,19 @@ class Saved:
 
 
 def fingerprint(model: GGUF) -> str:
-    """Tells models apart: hash of the size, of the header and of samples all over the file."""
-    # of the file that was opened: its name may lead to another one by now
-    digest, part = hashlib.blake2b(digest_size=16), model.parts[0]
-    digest.update(str(part.size).encode())
-    samples = [(i * part.size // _SAMPLES, _SAMPLE_BYTES) for i in range(_SAMPLES)]
-    for start, length in [(0, 1 << 20), *samples]:
-        data = bytearray(min(length, part.size - start))
-        part.read_into(memoryview(data), start, "file")
-        digest.update(data)
+    """Tells models apart, adapters and their scales included: hash of the size, of the header and
+    of samples all over each file."""
+    # of the files that were opened: their names may lead to others by now
+    digest = hashlib.blake2b(digest_size=16)
+    for part in model.parts:
+        digest.update(str(part.size).encode())
+        samples = [(i * part.size // _SAMPLES, _SAMPLE_BYTES) for i in range(_SAMPLES)]
+        for start, length in [(0, 1 << 20), *samples]:
+            data = bytearray(min(length, part.size - start))
+            part.read_into(memoryview(data), start, "file")
+            digest.update(data)
+    for pairs in model.low_rank.values():
+        digest.update(repr([pair.scale for pair in pairs]).encode())
     return digest.hexdigest()
 
 

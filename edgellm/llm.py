@@ -40,6 +40,7 @@ from edgellm.kernels.cpu.weights import linear_kernel
 from edgellm.kernels.graph import MATRIX_OPS, Tensor
 from edgellm.loading import compile_progress, tokenizer_in_background, weights_progress
 from edgellm.loop import EngineError, Loop, Seat
+from edgellm.lora import Given, attach
 from edgellm.memory import STEP_TOKENS
 from edgellm.metrics import Metrics
 from edgellm.models import build_graph
@@ -90,6 +91,8 @@ class LLM:
     speculative); the tokens stay the same.
     ``progress`` is told in words what loading is doing. ``samplers`` are functions (logits, tokens,
     position) that change the logits of every request before its own sampling, compiled by Numba.
+    ``lora``: adapters (GGUF) whose corrections are added to the model's matrices, as paths or
+    "FILE:scale".
     ``overrides`` go before what the file says (see Overrides).
     Raises ValueErrors whose message is one sentence for people.
     """
@@ -115,6 +118,7 @@ class LLM:
         offload: Options | None = None,
         speculation: SpeculationOptions | None = None,
         samplers: Callable[..., None] | Iterable[Callable[..., None]] = (),
+        lora: Given | Iterable[Given] = (),
         progress: Callable[[str], None] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
@@ -159,6 +163,7 @@ class LLM:
         self.speculation: Speculation | None = None
         try:
             apply_overrides(self.gguf, overrides)
+            self.adapters = attach(self.gguf, lora)
             cpus = tuple(parse_mask(cpu_mask)) if cpu_mask is not None else ()
             self._load(n_ctx, n_threads, cpus, max_num_seqs, cache_tokens, block_size, say)
             self._start(max_num_batched_tokens, prefill_share, host_cache_bytes)
@@ -544,6 +549,8 @@ class LLM:
                 named[op.weights["weight"].name.removesuffix(".weight")] = op.output
             if op.layer is not None:
                 named[f"blk.{op.layer}.resid"] = op.output  # the layer's last op stays
+        adapted = self.graph.adapted.items()  # hooks see what adapters have added to
+        named |= {matrix.removesuffix(".weight"): tensor for matrix, tensor in adapted}
         named["output"] = self.graph.output
         if name not in named:
             parts = sorted({re.sub(r"^blk\.\d+\.", "blk.N.", n) for n in named})

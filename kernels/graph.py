@@ -128,6 +128,7 @@ class Graph:
         8 bits would take from their neighbours; back ends use 14 bits or more for them."""
         self.precise = precise
         self.ops: list[Op] = []
+        self.adapted: dict[str, Tensor] = {}  # matrix name -> its output with what adapters add
         self.layer: int | None = None
         self._n_tensors = 0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from edgellm.kernels.graph import Graph
+from edgellm.kernels.low_rank import LowRankPair, with_low_rank
 from edgellm.models.config import Config, ModelError
 from edgellm.quant.gguf import GGUF
 
@@ -43,4 +44,27 @@ def build_graph(gguf: GGUF) -> tuple[Config, Graph]:
         )  # fmt: skip
     config = Config.read(gguf)
     graph: Graph = _module(name).build(config)
+    if gguf.low_rank:
+        graph = with_low_rank(graph, _low_rank(config))
+        if unread := gguf.low_rank.keys() - graph.adapted.keys():
+            raise ModelError(
+                gguf.path, 0, f"tensor {min(unread)}",
+                "is corrected by an adapter (--lora), but the model does not multiply by it",
+            )  # fmt: skip
     return config, graph
+
+
+def _low_rank(config: Config) -> dict[str, list[LowRankPair]]:
+    """What adapters add to each matrix."""
+    tensors = config.gguf.tensors
+    return {
+        name: [
+            LowRankPair(
+                config.weights(a, *tensors[a].shape, suffix=""),
+                config.weights(b, *tensors[b].shape, suffix=""),
+                scale,
+            )
+            for a, b, scale in pairs
+        ]
+        for name, pairs in config.gguf.low_rank.items()
+    }

@@ -81,7 +81,7 @@ class Config:
             head_dim=head_dim,
             v_dim=v_dim,
             rope_dim=rope_dim,
-            eps=keys.number(f"attention.{norm}_epsilon", 1e-12, 0.5),
+            eps=keys.number(f"attention.{norm}_epsilon", 1e-14, 0.5),
             n_ctx=keys.integer("context_length", 1, 1 << 24),
             n_experts=n_experts,
             n_experts_used=keys.integer("expert_used_count", 1, n_experts) if n_experts else 0,

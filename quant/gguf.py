@@ -10,9 +10,9 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import EllipsisType, TracebackType
-from typing import Any, NoReturn, Self, TypeVar, cast, overload
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,14 @@ class TensorInfo:
     @property
     def n_bytes(self) -> int:
         return self.rows * self.row_bytes
+
+
+class LowRank(NamedTuple):
+    """Names of two tensors, and the factor of what their product adds to a matrix."""
+
+    a: str  # shape [K, rank]
+    b: str  # shape [rank, rows]
+    scale: float
 
 
 class Part:
@@ -129,6 +137,7 @@ class GGUF:
     metadata: key -> int, float, bool, str, numpy array, or list[bytes] for an array of strings.
     tensors: name -> TensorInfo, in the order of the files.
     entries: key -> value types as written in the file (for writing it again).
+    low_rank: name of a tensor -> what adapters add to it; see `attach`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -136,6 +145,7 @@ class GGUF:
         directory. GGUFError names the file, the field and the reason of any refusal."""
         self.path = os.fspath(path)
         self.parts: list[Part] = []
+        self.low_rank: dict[str, list[LowRank]] = {}
         self._replaced: dict[str, memoryview] = {}
         try:
             self._open_parts()
@@ -207,6 +217,15 @@ class GGUF:
         if data.shape != (info.n_bytes,):
             raise ValueError(f"tensor {info.name} has {info.n_bytes} bytes, not {data.shape}")
         self._replaced[info.name] = memoryview(cast(Any, data))
+
+    def attach(self, other: "GGUF", names: Mapping[str, str]) -> None:
+        """Take tensors of another open file too, under new names (old -> new, none of them here
+        yet); that file is closed with this one."""
+        for old, new in names.items():
+            info = other.tensors[old]
+            self.tensors[new] = replace(info, name=new, part=info.part + len(self.parts))
+        self.parts += other.parts
+        other.parts = []
 
     def encoded_metadata(self) -> dict[str, bytes]:
         """The metadata's values as the file has them, for `Writer`, without the keys that say how

@@ -63,6 +63,7 @@ class LLM:
     n_ctx = 8192
     notices: list[str] = []
     speculation = None
+    adapters: list[str] = []
     metadata = {"general.name": "Fake 1B"}
     context_full = False
     kernel_stats = {"compiled": 2, "loaded": 5, "seconds": 1.25}
