@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--source", default="f16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--weighted", action="store_true", help="with importance of columns")
     args = parser.parse_args()
