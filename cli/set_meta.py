@@ -60,7 +60,7 @@ def command(
         raise typer.BadParameter("nothing is to be changed", param_hint="'KEY=TYPE:VALUE...'")
     path = str(_model.locate(model))
     with Bar("writing") as bar:
-        set_metadata(path, out or path, asked, remove or [], force=force, progress=bar)
+        set_metadata(path, out or path, asked, remove or [], force=force or in_place, progress=bar)
     write(f"{out or path}\n")
 
 

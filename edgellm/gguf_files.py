@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from edgellm.errors import EdgeLLMError
-from edgellm.quant.gguf import GGUF, GGUFError, Part, TensorInfo
+from edgellm.quant.gguf import GGUF, MAX_PARTS, GGUFError, Part, TensorInfo
 from edgellm.quant.values import KINDS, Value, encode
 from edgellm.quant.writer import NewTensor, Writer, refuse_existing
 
@@ -26,7 +26,7 @@ _LAYOUT = re.compile(r"general\.alignment|split\..*")
 
 def n_bytes_of(text: str, flag: str) -> int:
     """ "2G", "4.2G", "300M" or bytes; decimal units as in gguf-split. EdgeLLMError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([KMG]?)B?", text.strip().upper())
     if not match or not (found := int(float(match[1]) * _UNITS[match[2]])):
         raise EdgeLLMError(f"{flag} takes a size such as 2G or 300M, not {text!r}.")
     return found
@@ -71,7 +71,7 @@ def plan_parts(tensors: Sequence[NewTensor], max_tensors: int | None, max_bytes:
                is_first_empty: bool = False) -> list[list[NewTensor]]:  # fmt: skip
     """The tensors of each part, in order: no more than max_tensors, or max_bytes of data (a single
     larger tensor has a part of its own)."""
-    parts: list[list[NewTensor]] = [[]] if is_first_empty else []
+    parts: list[list[NewTensor]] = [[]] if is_first_empty or not tensors else []
     size = 0
     for tensor in tensors:
         is_full = not parts or (is_first_empty and len(parts) == 1)
@@ -113,6 +113,11 @@ def split(path: str, prefix: str, *, max_tensors: int | None = MAX_TENSORS,
         planned = plan_parts(
             [as_new(t) for t in gguf.tensors.values()], max_tensors, max_bytes, is_first_empty
         )
+        if len(planned) > MAX_PARTS:
+            raise EdgeLLMError(
+                f"{path} would have {len(planned)} parts, and models have at most {MAX_PARTS}; "
+                "allow larger ones with --split-max-tensors or --split-max-size."
+            )
         names = part_names(prefix, len(planned))
         for name in names:
             refuse_own(gguf, name)
@@ -166,7 +171,7 @@ def refuse_own(gguf: GGUF, out: str) -> None:
 def set_metadata(path: str, out: str, values: Mapping[str, Value], removed: Sequence[str] = (), *,
                  force: bool = False, progress: Progress | None = None) -> None:  # fmt: skip
     """Write the file with other values; a key that is there keeps its type. Of a model in parts
-    only the one at `path` is written. `out` may be `path`. Raises GGUFError and EdgeLLMError."""
+    only the one at `path` is written. `out` may be `path`, with `force`. GGUFError."""
     with GGUF(path) as gguf:
         part = next(p for p in gguf.parts if p.path == path)
         metadata = part.encoded_metadata()
@@ -179,8 +184,7 @@ def set_metadata(path: str, out: str, values: Mapping[str, Value], removed: Sequ
             metadata[key] = _like(path, key, value, metadata.get(key))
         tensors = [t for t in gguf.tensors.values() if gguf.parts[t.part] is part]
         counter = Counter(sum(t.n_bytes for t in tensors), progress)
-        is_same = os.path.exists(out) and os.path.samefile(path, out)
-        writer = Writer(out, metadata, [as_new(t) for t in tensors], force=force or is_same)
+        writer = Writer(out, metadata, [as_new(t) for t in tensors], force=force)
         try:
             copy(gguf, tensors, writer, counter)
             writer.finish()
@@ -200,20 +204,25 @@ def _refuse_layout(path: str, key: str) -> None:
 
 def _like(path: str, key: str, value: Value, old: bytes | None) -> bytes:
     """The value encoded, of the same type as the old one."""
-    if old is None:
-        return encode(value)
-    kind = next((name for name, number in KINDS.items() if number == old[0]), "array")
+    kind = None
+    if old is not None:
+        kind = next((name for name, number in KINDS.items() if number == old[0]), "array")
     fits: dict[str, Any] = {
         "string": str,
         "bool": bool,
         "float32": int | float,
         "float64": int | float,
     }
-    is_right = isinstance(value, fits.get(kind, int))
-    is_right &= isinstance(value, bool) == (kind == "bool")
-    if kind == "array" or not is_right:
+    if kind is not None and (
+        kind == "array"
+        or not isinstance(value, fits.get(kind, int))
+        or isinstance(value, bool) != (kind == "bool")
+    ):
         raise GGUFError(path, 0, f"metadata key {key}", f"is of type {kind}; {value!r} is not")
     try:
+        key.encode()  # words of a command line may be no UTF-8
         return encode(value, kind)
+    except UnicodeEncodeError:
+        raise GGUFError(path, 0, f"metadata key {key}", "cannot be set: no UTF-8") from None
     except ValueError as error:
         raise GGUFError(path, 0, f"metadata key {key}", f"cannot be set: {error}") from None

@@ -86,14 +86,15 @@ def differing(path: str, manifest: str, progress: Callable[[int, int], None] | N
 
 
 def _parse(text: str, manifest: str) -> dict[tuple[str, str | None], str]:
-    """Digest by algorithm and tensor; the file's own name may be another by now. xxh64, which
-    gguf-hash writes too, is passed over."""
+    """Digest by algorithm and tensor; the file's own name may be another by now, and need not end
+    in .gguf. xxh64, which gguf-hash writes too, is passed over."""
     lines: dict[tuple[str, str | None], str] = {}
     for line in text.splitlines():
         parts = line.split(None, 2)
         if len(parts) == 3 and parts[0] in ALGORITHMS:
-            name, gguf, tensor = parts[2].rpartition(".gguf")
-            lines[parts[0], tensor[1:] if name and gguf and tensor else None] = parts[1]
+            file, colon, tensor = parts[2].rpartition(":")
+            is_tensor = bool(file and colon) and not tensor.endswith(".gguf")
+            lines[parts[0], tensor if is_tensor else None] = parts[1]
     if not lines:
         raise EdgeLLMError(
             f"{manifest}: no line is a checksum of {', '.join(ALGORITHMS)}; write one with "

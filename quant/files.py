@@ -48,9 +48,10 @@ def fill(fd: int, out: memoryview, offset: int) -> int:
 
 
 def open_to_write(path: str) -> int:
-    """A descriptor to write and read; an existing file is not touched yet. Raises OSError."""
+    """A descriptor to write and read; an existing file is not touched yet. Raises OSError, also
+    for a symbolic link: what it points to is not ours."""
     flags = os.O_RDWR | os.O_CREAT
-    for name in ("O_CLOEXEC", "O_BINARY"):
+    for name in ("O_CLOEXEC", "O_BINARY", "O_NOFOLLOW"):
         flags |= getattr(os, name, 0)
     return os.open(path, flags, 0o666)
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import stat
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -40,8 +42,9 @@ class NewTensor(NamedTuple):
         return math.prod(self.shape[1:]) * self.type.row_bytes(self.shape[0])
 
 
-def head(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment: int) -> bytes:
+def head(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
     """Everything before the tensor data, padding included. metadata: values as `encode` gives."""
+    alignment = alignment_of(metadata)
     parts = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
         parts += [_string(key), value]
@@ -50,12 +53,12 @@ def head(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor], alignment:
         parts += [_string(tensor.name), struct.pack("<I", len(tensor.shape))]
         parts.append(struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape))
         parts.append(struct.pack("<IQ", tensor.type.id, offset))
-        offset += _padded(tensor.n_bytes, alignment)
+        offset += padded(tensor.n_bytes, alignment)
     data = b"".join(parts)
-    return data.ljust(_padded(len(data), alignment), b"\0")
+    return data.ljust(padded(len(data), alignment), b"\0")
 
 
-def _padded(n: int, alignment: int) -> int:
+def padded(n: int, alignment: int) -> int:
     return -(-n // alignment) * alignment
 
 
@@ -68,8 +71,9 @@ class Writer:
     """A file in the making; a context manager whose clean end gives the file its name.
 
     write() takes the data of all tensors in their order, in pieces of any size; pieces of one
-    tensor end where it ends. Errors are GGUFError: the target exists and `force` is not given, a
-    second process writes it, the disk is full or gave back something else.
+    tensor end where it ends. Errors are GGUFError: the target exists and `force` is not given, or
+    has come to exist by the end; a second process writes it; the disk is full or gave back
+    something else.
     """
 
     def __init__(
@@ -82,8 +86,9 @@ class Writer:
     ) -> None:
         self.path = os.fspath(path)
         self.partial = f"{self.path}.partial"
+        self._force = force
         self._tensors = tensors
-        self._alignment = _alignment(metadata)
+        self._alignment = alignment_of(metadata)
         self._next = 0  # of _tensors: the one that is being written
         self._written = 0  # bytes of it
         self._digest = hashlib.sha256()
@@ -91,7 +96,7 @@ class Writer:
         refuse_existing(self.path, force)
         self._fd = self._open()
         try:
-            self._put(head(metadata, tensors, self._alignment))
+            self._put(head(metadata, tensors))
         except BaseException:
             self.abandon()
             raise
@@ -102,7 +107,7 @@ class Writer:
             try:
                 fd = files.open_to_write(self.partial)
             except OSError as error:
-                raise self._error(f"cannot be written: {error.strerror}") from None
+                raise self._error(f"cannot be written: {self.partial}: {error.strerror}") from None
             if not files.lock(fd):
                 os.close(fd)
                 raise self._error("is being written by another process; wait for it to end")
@@ -126,7 +131,7 @@ class Writer:
             view = view[len(piece) :]
             self._written += len(piece)
             if self._written == tensor.n_bytes:
-                self._put(bytes(_padded(self._written, self._alignment) - self._written))
+                self._put(bytes(padded(self._written, self._alignment) - self._written))
                 self._next, self._written = self._next + 1, 0
 
     def _put(self, data: bytes | memoryview) -> None:
@@ -159,8 +164,11 @@ class Writer:
             raise self._error("was read back otherwise than it was written; check the disk")
 
     def rename(self) -> None:
-        """Give the finished file its name."""
+        """Give the finished file its name, and the permissions of the one that it replaces."""
+        refuse_existing(self.path, self._force)
         try:
+            with suppress(FileNotFoundError):
+                os.chmod(self.partial, stat.S_IMODE(os.stat(self.path).st_mode))
             os.replace(self.partial, self.path)
             files.sync_folder(os.path.dirname(self.path) or ".")
         except OSError as error:
@@ -169,7 +177,7 @@ class Writer:
 
     def abandon(self) -> None:
         """Leave nothing of it. The folder is as it was before."""
-        if self._fd >= 0:
+        if self._fd >= 0 and files.is_at(self._fd, self.partial):
             os.unlink(self.partial)  # while the lock is held: it is ours
         self._close()
 
@@ -199,13 +207,22 @@ class Writer:
 
 
 def refuse_existing(path: str, force: bool) -> None:
-    """GGUFError if the target exists and is not to be replaced, or cannot be a file."""
+    """GGUFError if the target exists and is not to be replaced, or cannot be a file. To be called
+    before minutes of work."""
     if os.path.isdir(path):
         raise GGUFError(path, 0, "file", "is a directory; give the path of the file to write")
+    if os.path.exists(path) and not os.path.isfile(path):  # /dev/null is not to become a file
+        raise GGUFError(path, 0, "file", "is a device or a pipe; give the path of a file to write")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise GGUFError(path, 0, "file", f"cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise GGUFError(path, 0, "file", f"cannot be written: no permission in folder {folder}")
     if not force and os.path.lexists(path):
         raise GGUFError(path, 0, "file", "exists; use --force to replace it, or another name")
 
 
-def _alignment(metadata: Mapping[str, bytes]) -> int:
+def alignment_of(metadata: Mapping[str, bytes]) -> int:
+    """Of the tensor data of a file with that metadata, bytes."""
     value = metadata.get("general.alignment", encode(ALIGNMENT))
     return int(struct.unpack("<I", value[4:8])[0])

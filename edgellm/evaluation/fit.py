@@ -15,7 +15,7 @@ from edgellm.quant import QuantType, by_name
 from edgellm.quant.gguf import GGUF
 from edgellm.quant.imatrix import ImportanceMatrix
 from edgellm.quant.recipes import MIXES, is_matrix
-from edgellm.quant.writer import ALIGNMENT, NewTensor, head
+from edgellm.quant.writer import NewTensor, alignment_of, head, padded
 from edgellm.quantize import metadata_of
 
 _TRIES = 6  # of sums of losses, until their measured divergence is near the wanted one
@@ -49,6 +49,7 @@ class Fitter:
         """extra: metadata that the file will have beside the model's. progress: matrices measured,
         and how many there are."""
         self._gguf, self._imatrix, self._extra = llm.gguf, imatrix, (extra := extra or {})
+        self._alignment = alignment_of(metadata_of(llm.gguf, 0, extra))
         used = {weight.name for op in llm.graph.ops for weight in op.weights.values()}
         names = [n for n, t in llm.gguf.tensors.items() if n in used and is_matrix(n, t.shape)]
         self._reading = Reading.of(llm, text)
@@ -62,7 +63,7 @@ class Fitter:
 
     def of_size(self, n_bytes: int) -> Fit:
         """The least loss in a file of at most n_bytes; EdgeLLMError if none is so small."""
-        room = n_bytes - self._other_bytes - ALIGNMENT * len(self.options)
+        room = n_bytes - self._other_bytes - self._alignment * len(self.options)
         chosen = for_size(self.options, room)
         if chosen is None:
             least = sum(min(o.n_bytes for o in some) for some in self.options.values())
@@ -106,5 +107,6 @@ def size_with(gguf: GGUF, types: Mapping[str, QuantType], extra: Mapping[str, by
         NewTensor(name, tensor.shape, types.get(name, tensor.type))
         for name, tensor in gguf.tensors.items()
     ]
-    start = len(head(metadata_of(gguf, 0, extra), tensors, ALIGNMENT))
-    return start + sum(-(-tensor.n_bytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
+    metadata = metadata_of(gguf, 0, extra)
+    alignment = alignment_of(metadata)
+    return len(head(metadata, tensors)) + sum(padded(t.n_bytes, alignment) for t in tensors)

@@ -46,7 +46,9 @@ def test_text_from_a_file(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     (["split", "MODEL", "OUT", "--split-max-size", "many"], "--split-max-size takes a size"),
     (["split", "MODEL", "OUT", "--max-size", "2G", "--max-tensors", "3"], "--split-max-tensors"),
-    (["split", "MODEL", "missing/OUT"], "cannot be written: No such file"),
+    (["split", "MODEL", "OUT", "--split-max-size", "9" * 400 + "G"], "takes a size"),
+    (["set-meta", "MODEL", "a=int:1", "-o", "MODEL"], "exists; use --force"),
+    (["split", "MODEL", "missing/OUT"], "there is no folder missing"),
     (["merge", "MODEL", "OUT"], "is in one piece already"),
     (["merge", "missing.gguf", "OUT"], "missing.gguf"),
     (["set-meta", "MODEL", "a=str:b"], "give one of -o OUT.gguf and --in-place"),

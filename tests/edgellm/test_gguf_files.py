@@ -14,7 +14,8 @@ from edgellm.gguf_files import merge, n_bytes_of, plan_parts, set_metadata, spli
 from edgellm.gguf_hash import checksums, differing
 from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF, GGUFError
-from edgellm.quant.writer import NewTensor
+from edgellm.quant.values import encode
+from edgellm.quant.writer import NewTensor, Writer
 
 
 def contents(*paths: str | Path) -> tuple[dict[str, object], dict[str, bytes]]:
@@ -68,6 +69,21 @@ def test_a_part_is_not_overwritten_by_the_whole(
         split(str(tiny_model()), str(tmp_path / "m"), max_tensors=9)
 
 
+def test_as_many_parts_as_can_be_read(tmp_path: Path) -> None:
+    many, none = str(tmp_path / "many.gguf"), str(tmp_path / "none.gguf")
+    tensors = [NewTensor(f"t{i}", (1,), by_name("f32")) for i in range(1025)]
+    metadata = {"general.architecture": encode("llama")}
+    with Writer(many, metadata, tensors) as out:
+        out.write(bytes(4 * len(tensors)))
+    with pytest.raises(EdgeLLMError, match="1025 parts"):
+        split(many, str(tmp_path / "m"), max_tensors=1)
+    assert len(split(many, str(tmp_path / "m"), max_tensors=2, dry_run=True)) == 513
+    with Writer(none, metadata, []):
+        pass
+    [(name, held)] = split(none, str(tmp_path / "none"))
+    assert held == [] and contents(name) == contents(none)
+
+
 def test_llama_cpp_opens_the_parts(tmp_path: Path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     path = str(Path(__file__).parents[1] / "data" / "arch" / "phi3.gguf")
@@ -104,7 +120,7 @@ def test_metadata(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     set_metadata(path, str(out), values | {"mine.count": 3}, ["tokenizer.ggml.scores"][:0])
     metadata, tensors = contents(path)
     assert contents(out) == (metadata | values | {"mine.count": 3}, tensors)
-    set_metadata(str(out), str(out), {}, ["mine.count"])  # in place
+    set_metadata(str(out), str(out), {}, ["mine.count"], force=True)  # in place
     assert contents(out) == (metadata | values, tensors)
 
     before = out.read_bytes()
@@ -116,15 +132,18 @@ def test_metadata(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
         ({"general.alignment": 64}, [], "must stay"),
         ({"tokenizer.chat_template": "x" * (300 << 10)}, [], "m.gguf: .*is longer than 256 KiB"),
         ({}, ["not.there"], "does not exist"),
+        ({"mine.count": 1 << 70}, [], "cannot be set: .* is no uint64"),
+        ({"mine.text": "\udcff"}, [], "no UTF-8"),
+        ({"mine.\udcff": 1}, [], "no UTF-8"),
     ):
         with pytest.raises(GGUFError, match=match):
-            set_metadata(str(out), str(out), asked, removed)
+            set_metadata(str(out), str(out), asked, removed, force=True)
         assert out.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
 def test_metadata_of_a_part(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     names = [name for name, _ in split(str(tiny_model()), str(tmp_path / "m"), max_tensors=9)]
-    set_metadata(names[0], names[0], {"general.name": "parts"})
+    set_metadata(names[0], names[0], {"general.name": "parts"}, force=True)
     with GGUF(names[1]) as model:
         assert model.string("general.name") == "parts"
     assert contents(*names)[1] == contents(tiny_model())[1]
@@ -148,6 +167,8 @@ def test_hash(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     manifest.write_text("".join(f"{line}\n" for line in lines))
     parts = split(path, str(tmp_path / "m"), max_tensors=4)
     assert differing(parts[0][0], str(manifest)) == []
+    manifest.write_text(manifest.read_text().replace(path, "blobs/sha256-0"))
+    assert differing(path, str(manifest)) == []
     assert differing(str(tiny_model(seed=1)), str(manifest)) != []
     manifest.write_text("nothing")
     with pytest.raises(EdgeLLMError, match="no line is a checksum"):

@@ -152,5 +152,42 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("folder", ["missing", ""])
 def test_a_bad_target(tmp_path: Path, folder: str) -> None:
     path = tmp_path / folder / "m.gguf" if folder else tmp_path
-    with pytest.raises(GGUFError, match="cannot be written|is a directory"):
+    with pytest.raises(GGUFError, match="there is no folder|is a directory"):
         Writer(path, METADATA, [])
+
+
+def test_devices_and_pipes_stay(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        with pytest.raises(GGUFError, match="is a device or a pipe"):
+            Writer(path, METADATA, [], force=True)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_link_in_place_of_the_partial_file(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / "m.gguf.partial").symlink_to(tmp_path / "other")
+    with pytest.raises(GGUFError, match=r"m\.gguf\.partial: Too many levels"):
+        Writer(tmp_path / "m.gguf", METADATA, [])
+    assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with pytest.raises(GGUFError, match="exists"), Writer(path, METADATA, []):
+        path.write_text("another's")
+    assert path.read_text() == "another's" and os.listdir(tmp_path) == ["m.gguf"]
+
+
+def test_permissions_stay(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.touch(0o600)
+    with Writer(path, METADATA, [], force=True):
+        pass
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_partial_file_that_somebody_removed(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), Writer(tmp_path / "m.gguf", METADATA, []) as out:
+        os.unlink(out.partial)
+        raise KeyError

@@ -16,11 +16,15 @@ from edgellm.cli.main import run
 from edgellm.errors import EdgeLLMError
 from edgellm.evaluation.allocation import Option, for_loss, for_size, hull
 from edgellm.evaluation.divergence import divergence
-from edgellm.evaluation.fit import Fitter
+from edgellm.evaluation.fit import Fitter, size_with
 from edgellm.evaluation.text import cut
+from edgellm.gguf_files import as_new, copy
 from edgellm.llm import LLM
 from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF
+from edgellm.quant.values import encode
+from edgellm.quant.writer import Writer
+from edgellm.quantize import planned, quantize
 
 TEXT = " ".join(f"{n} men went to mow a meadow, and {n * n} came back." for n in range(40))
 losses = st.floats(0, 10, allow_subnormal=False)
@@ -75,6 +79,18 @@ def test_for_loss(some: list[list[tuple[int, float]]], most: float) -> None:
 @pytest.fixture(scope="module")
 def model(tiny_model: Callable[..., Path]) -> Path:
     return tiny_model("llama", n_embd=256, n_ff=192, types=(gguf.GGMLQuantizationType.F16,))
+
+
+def test_size_with_another_alignment(model: Path, tmp_path: Path) -> None:
+    source, out = str(tmp_path / "m.gguf"), str(tmp_path / "out.gguf")
+    with GGUF(model) as gguf:
+        metadata = gguf.encoded_metadata() | {"general.alignment": encode(256)}
+        with Writer(source, metadata, [as_new(t) for t in gguf.tensors.values()]) as writer:
+            copy(gguf, gguf.tensors.values(), writer, lambda n: None)
+    with GGUF(source) as gguf:
+        types = {name: by_name("q8_0") for name in gguf.tensors if "ffn_up" in name}
+        quantize(gguf, out, planned(gguf, types, allow_requantize=True), 7)
+        assert size_with(gguf, types, {}) == Path(out).stat().st_size
 
 
 def test_replaced_tensors(model: Path) -> None:
