@@ -92,6 +92,9 @@ def command(
         write("".join(f"{name}\n" for name in (*recipes.MIXES, *recipes.ALIASES)))
         return
     is_fitted = target_size is not None or max_kld is not None
+    if is_fitted and (pure or leave_output or output_type or embedding_type or tensor_type):
+        told = "a file is fitted with types of its own choice; leave out flags for types"
+        raise typer.BadParameter(told, param_hint="'--target-size' / '--max-kld'")
     source, out, mix, n_threads = _positional(arguments, is_fitted)
     wishes = recipes.Wishes(
         pure, _type(output_type, "--output-tensor-type"),
@@ -113,9 +116,6 @@ def command(
         choices = plan(gguf, mix, wishes, imatrix=matrix, allow_requantize=allow_requantize)
         file_type = recipes.MIXES[mix].file_type
         if is_fitted:
-            if wishes != recipes.NONE:
-                told = "a file is fitted with types of its own choice; leave out flags for types"
-                raise typer.BadParameter(told, param_hint="'--target-size' / '--max-kld'")
             text = file, ctx_size, chunks
             fit = fitted(path, target_size, max_kld, text, matrix, extra, n_threads)
             file_type = fit.file_type
@@ -124,7 +124,7 @@ def command(
             write(as_text(choices))
             return
         if not is_fitted:
-            for line in _notes(choices, mix):
+            for line in _notes(choices, mix, matrix is not None):
                 say(visible(line))
         with Bar("quantizing") as bar:
             names = quantize(
@@ -147,7 +147,8 @@ def _positional(words: list[str], is_fitted: bool) -> tuple[str, str | None, str
             raise typer.BadParameter("threads must be at least 1", param_hint="'THREADS'")
     if is_fitted:
         words = [*words, "Q2_K"]
-    if not 2 <= len(words) <= 3:
+    is_mix_as_out = is_fitted and len(words) == 3 and mix_of(words[1]) is not None
+    if not 2 <= len(words) <= 3 or is_mix_as_out:
         end = "; no TYPE goes with it" if is_fitted else ", and a TYPE such as Q4_K_M"
         told = f"IN.gguf is needed, perhaps OUT.gguf{end}"
         raise typer.BadParameter(told, param_hint="'IN.gguf'")
@@ -186,20 +187,25 @@ def _pattern(text: str) -> "tuple[re.Pattern[str], QuantType]":
         raise EdgeLLMError(f"--tensor-type {pattern}: no regular expression: {error}.") from None
 
 
-def _notes(choices: "list[Choice]", mix: str) -> list[str]:
+def _notes(choices: "list[Choice]", mix: str, has_importance: bool) -> list[str]:
     """What is otherwise than asked."""
     from edgellm.quant import by_name
-    from edgellm.quant.recipes import MIXES
+    from edgellm.quant.recipes import EMBEDDING, MIXES, OUTPUT
 
-    base = by_name(MIXES[mix].base)
+    base, found = by_name(MIXES[mix].base), []
     smaller = [c for c in choices if not c.is_copied and c.tensor.shape[0] % base.block]
-    if not smaller or base.block == 1:
-        return []
-    row = smaller[0].tensor.shape[0]
-    return [
-        f"{len(smaller)} matrices have rows of no whole number of blocks ({row} elements, blocks "
-        f"of {base.block}) and get {smaller[0].type} or the like."
-    ]
+    if smaller:
+        row = smaller[0].tensor.shape[0]
+        found.append(
+            f"{len(smaller)} matrices have rows of no whole number of blocks ({row} elements, "
+            f"blocks of {base.block}) and get {smaller[0].type} or the like."
+        )
+    if has_importance:
+        plain = [c.tensor.name for c in choices if c.is_blocks and c.importance is None]
+        plain = [name for name in plain if name not in (OUTPUT, EMBEDDING)]
+        if plain:
+            found.append(f"The importance matrix has nothing on {len(plain)}, such as {plain[0]}.")
+    return found
 
 
 def as_text(choices: "list[Choice]") -> str:
@@ -217,5 +223,5 @@ def as_text(choices: "list[Choice]") -> str:
     head = ["tensor", "shape", "is", "becomes", "MB", "MB then"]
     return (
         table(head, rows) + f"\n{size(before)} become {size(after)}, "
-        f"{8 * after / elements:.2f} bits per weight.\n"
+        f"{8 * after / max(elements, 1):.2f} bits per weight.\n"
     )

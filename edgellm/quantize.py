@@ -54,6 +54,11 @@ class Choice:
     def is_copied(self) -> bool:
         return self.type is self.tensor.type
 
+    @property
+    def is_blocks(self) -> bool:
+        """Whether importance may count: of what is encoded, elements that share a scale."""
+        return not self.is_copied and self.type.block > 1
+
 
 def facts_of(gguf: GGUF, has_importance: bool = False) -> recipes.Facts:
     """What a mix asks about the model. GGUFError where a key is missing or senseless."""
@@ -98,9 +103,14 @@ def planned(gguf: GGUF, types: Mapping[str, QuantType], *, imatrix: ImportanceMa
                 f"is quantized already ({tensor.type}); quantize the F16 model, or accept a second "
                 "loss with --allow-requantize",
             )  # fmt: skip
-        if not choice.is_copied and choice.type.block > 1:
+        if choice.is_blocks:
             choice = Choice(tensor, choice.type, importance_of(tensor, imatrix))
         found.append(choice)
+    if imatrix is not None and not any(tensor in imatrix.sums for tensor in gguf.tensors):
+        raise EdgeLLMError(
+            f"The importance matrix names no matrix of {gguf.path}; it was measured on another "
+            "model."
+        )
     return found
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgellm.errors import EdgeLLMError
 from edgellm.evaluation.perplexity import Perplexity, estimate
-from edgellm.evaluation.text import Text
+from edgellm.evaluation.text import Text, scan
 from edgellm.llm import LLM
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -97,14 +97,14 @@ def check_vocabularies(a: LLM, b: LLM) -> None:
 
 def divergence(a: LLM, b: LLM, text: Text, progress: Callable[[int], None] | None = None
                ) -> Divergence:  # fmt: skip
-    """progress is told of the chunks done. EdgeLLMError for different vocabularies."""
+    """progress is told of the chunks done. EdgeLLMError for different vocabularies, and for
+    predictions that are no numbers."""
     check_vocabularies(a, b)
     n = text.n_ctx - 1 - text.first
     kl, same = np.empty((text.n_chunks, n)), np.empty((text.n_chunks, n), np.bool_)
     surprises = np.empty((2, text.n_chunks, n))
     for number, chunk in enumerate(text.chunks):
-        tokens = chunk.tolist()
-        scans = a.scan(tokens, text.first), b.scan(tokens, text.first)
+        scans = scan(a, chunk, text.first), scan(b, chunk, text.first)
         for (position, rows_a), (_, rows_b) in zip(*scans, strict=True):
             wanted = chunk[position + 1 : position + 1 + len(rows_a)]
             at = slice(position - text.first, position - text.first + len(wanted))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.evaluation.text import Text
+from edgellm.evaluation.text import Text, scan
 from edgellm.kernels.graph import Op, Tensor
 from edgellm.llm import LLM
 from edgellm.quant.imatrix import ImportanceMatrix
@@ -22,7 +22,7 @@ def measure(llm: LLM, text: Text, name: str = "", with_output: bool = False,
     try:
         for number, chunk in enumerate(text.chunks):
             # Logits are needed only where the output matrix is.
-            for _ in llm.scan(chunk.tolist(), first=0 if with_output else text.n_ctx - 1):
+            for _ in scan(llm, chunk, first=0 if with_output else text.n_ctx - 1):
                 pass
             if progress:
                 progress(number + 1)

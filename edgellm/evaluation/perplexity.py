@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.evaluation.text import Text, surprise
+from edgellm.evaluation.text import Text, scan, surprise
 from edgellm.llm import LLM
 
 
@@ -40,10 +40,11 @@ def estimate(surprises: NDArray[np.float64]) -> Perplexity:
 
 def perplexity(llm: LLM, text: Text, progress: Callable[[int, Perplexity], None] | None = None
                ) -> Perplexity:  # fmt: skip
-    """progress: told of the chunks done and the estimate so far."""
+    """progress: told of the chunks done and the estimate so far. EdgeLLMError where the model
+    predicts no numbers."""
     found: list[NDArray[np.float64]] = []
     for number, chunk in enumerate(text.chunks):
-        for position, logits in llm.scan(chunk.tolist(), text.first):
+        for position, logits in scan(llm, chunk, text.first):
             wanted = chunk[position + 1 : position + 1 + len(logits)]
             found.append(surprise(logits[: len(wanted)], wanted))
         if progress:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgellm.evaluation.allocation import Option
 from edgellm.evaluation.divergence import log_probabilities
-from edgellm.evaluation.text import Text
+from edgellm.evaluation.text import Text, scan
 from edgellm.kernels.cpu.convert import Converter
 from edgellm.llm import LLM
 from edgellm.quant import QuantType, by_name
@@ -56,7 +56,7 @@ class Reading:
 
 
 def _logs(llm: LLM, chunk: NDArray[np.int64], text: Text) -> NDArray[np.float32]:
-    rows = [log_probabilities(logits) for _, logits in llm.scan(chunk.tolist(), text.first)]
+    rows = [log_probabilities(logits) for _, logits in scan(llm, chunk, text.first)]
     return np.concatenate(rows)
 
 

@@ -83,11 +83,12 @@ def last_number(text: str) -> float | None:
 
 
 def find_json(text: str) -> Any:
-    """The value a text consists of, alone or in a fence; None where it is no JSON."""
+    """The value a text consists of, alone or in a fence; None where it is no JSON, or nested
+    deeper than Python reads: a loop of brackets."""
     fenced = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", text, re.DOTALL)
     try:
         return json.loads(fenced[1] if fenced else text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,6 @@ from edgellm.errors import EdgeLLMError
 from edgellm.llm import LLM
 
 N_CTX = 512
-Rows = Callable[[int, NDArray[np.float32]], None]  # (first position, logits [n, n_vocab])
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,19 @@ def cut(llm: LLM, text: str, n_ctx: int = N_CTX, n_chunks: int | None = None) ->
     if bos:
         chunks[:, 0] = bos[0]
     return Text(chunks)
+
+
+def scan(llm: LLM, chunk: NDArray[np.int64], first: int
+         ) -> Iterator[tuple[int, NDArray[np.float32]]]:  # fmt: skip
+    """As LLM.scan, of a chunk; EdgeLLMError for logits that are no numbers, of which nothing can be
+    computed."""
+    for position, logits in llm.scan(chunk.tolist(), first):
+        if not np.isfinite(logits).all():
+            raise EdgeLLMError(
+                f"{llm.path} predicts NaN or infinity; the file is damaged, or was made from a "
+                "model whose values its number formats cannot hold."
+            )
+        yield position, logits
 
 
 def surprise(logits: NDArray[np.float32], tokens: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -94,7 +94,8 @@ def test_names_and_sizes(model: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     (["MODEL", "OUT", "Q8_0", "--imatrix", "missing"], "missing: file cannot be read"),
     (["MODEL", "OUT", "Q8_0", "--imatrix", "MODEL"], "is no importance matrix"),
     (["missing.gguf", "OUT", "Q8_0"], "missing.gguf"),
-    (["MODEL", "no/folder.gguf", "Q8_0"], "cannot be written"),
+    (["MODEL", "no/folder.gguf", "Q8_0"], "there is no folder no"),
+    (["MODEL", "Q4_K_M", "--target-size", "1M"], "no TYPE goes with it"),
 ])  # fmt: skip
 def test_refusals(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -166,6 +167,23 @@ def test_importance(model: str, tmp_path: Path) -> None:
     assert said["quantize.imatrix.dataset"] == "d.txt"
     assert said["quantize.imatrix.entries_count"] == len(weights)
     assert said["quantize.imatrix.chunks_count"] == 4
+
+
+def test_importance_of_other_matrices(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matrix, file, out = imatrix.ImportanceMatrix(), str(tmp_path / "im.gguf"), str(tmp_path / "q")
+    for name, n, said in (
+        ("blk.9.attn_q.weight", 2, "names no matrix of"),
+        ("blk.0.attn_q.weight", 0, "has nothing on 13, such as blk.0.attn_k.weight."),
+    ):
+        columns = read(model)["blk.0.attn_q.weight"].shape[1]
+        matrix.sums[name] = np.ones((1, columns), np.float32)
+        matrix.counts[name] = np.ones(1, np.float32)
+        matrix.write(file, force=True)
+        assert run(["quantize", model, out, "Q8_0", "--imatrix", file]) == n
+        assert said in capsys.readouterr().err
+        assert Path(out).exists() == (n == 0)
 
 
 def test_experts_have_their_own_importance(tmp_path: Path) -> None:

@@ -59,6 +59,10 @@ def test_json() -> None:
         assert find_json(text) is None
 
 
+def test_brackets_without_end() -> None:
+    assert find_json("[" * 100_000) is None
+
+
 def test_repetition() -> None:
     assert repetition([1, 2, 3]) == 0
     assert repetition(list(range(50))) == 0

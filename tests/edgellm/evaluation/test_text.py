@@ -16,6 +16,7 @@ from edgellm.evaluation.perplexity import estimate, perplexity
 from edgellm.evaluation.picture import as_letters, by_position, draw
 from edgellm.evaluation.text import cut
 from edgellm.llm import LLM
+from edgellm.quant.gguf import GGUF
 
 TEXT = " ".join(f"{n} men went to mow a meadow, and {n * n} came back." for n in range(40))
 
@@ -119,6 +120,33 @@ def test_llama_cpp_agrees(real_model: Callable[[str], Path]) -> None:
         logs = log_softmax(model.scores[128:255])
         surprises += (-logs[np.arange(127), chunk[129:256]]).tolist()
     assert ours.value == pytest.approx(math.exp(np.mean(surprises)), rel=0.01)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_predictions_that_are_no_numbers(
+    tiny_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: float
+) -> None:
+    from edgellm.cli.main import run
+
+    good, path, file = str(tiny_model("llama")), tmp_path / "m.gguf", tmp_path / "text"
+    file.write_text(TEXT)
+    data = bytearray(Path(good).read_bytes())
+    with GGUF(good) as gguf:
+        norm = gguf.tensors["output_norm.weight"]
+    data[norm.offset : norm.offset + 4] = np.float32(bad).tobytes()
+    path.write_bytes(data)
+    flags = ["-f", str(file), "-c", "64"]
+    for command in (
+        ["perplexity", str(path), "--json"],
+        ["compare", good, str(path), "--json"],
+        ["imatrix", str(path), "-o", str(tmp_path / "im.gguf")],
+        ["quantize", str(path), str(tmp_path / "q.gguf"), "--target-size", "1M",
+         "--allow-requantize"],
+    ):  # fmt: skip
+        assert run([*command, *flags]) == 2
+        out, err = capsys.readouterr()
+        assert "predicts NaN or infinity" in err and not out
+    assert {p.name for p in tmp_path.iterdir()} == {"m.gguf", "text"}
 
 
 def test_commands(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
