@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -124,15 +127,33 @@ class KernelStore:
 
         # the symbol in the object comes from this name and has to be unique in the process
         kernel.__name__ = kernel.__qualname__ = name
-        compiled: Any = cfunc(signature, error_model="numpy")(kernel)
-        self._keep.append(compiled)
-        self.compiled += 1
-        path = self._path(name)
-        if path is not None:
-            code = compiled._library.serialize_using_object_code()[2][0]
-            symbol = compiled._wrapper_name.encode()
-            _write(path, _MAGIC + symbol + b" " + _digest(name, symbol, code) + b"\n" + code)
-        return int(compiled.address)
+        with interruption_deferred():
+            compiled: Any = cfunc(signature, error_model="numpy")(kernel)
+            self._keep.append(compiled)
+            self.compiled += 1
+            path = self._path(name)
+            if path is not None:
+                code = compiled._library.serialize_using_object_code()[2][0]
+                symbol = compiled._wrapper_name.encode()
+                _write(path, _MAGIC + symbol + b" " + _digest(name, symbol, code) + b"\n" + code)
+            return int(compiled.address)
+
+
+@contextmanager
+def interruption_deferred() -> Iterator[None]:
+    """Ctrl-C takes effect at the end: LLVM calls Python back, and an exception that is raised there
+    is lost with the object code that it was to take."""
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main one
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda *signalled: caught.append(signalled))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught and callable(before):
+            before(*caught[0])
 
 
 def _digest(name: str, symbol: bytes, code: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,19 @@ def test_a_store_somebody_else_can_write_is_refused(tmp_path: Path) -> None:
     path.parent.chmod(0o777)
     with pytest.raises(StoreError, match="somebody else.*EDGELLM_KERNEL_STORE"):
         KernelStore(tmp_path / "k").get("test_open", emit)
+
+
+def test_an_interrupted_compiler_finishes_first(tmp_path: Path) -> None:
+    def interrupted(*arguments: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        emit(*arguments)  # type: ignore[arg-type]
+
+    store = KernelStore(tmp_path / "k")
+    with pytest.raises(KeyboardInterrupt):
+        store.get("test_interrupted", interrupted)
+    assert len(objects(tmp_path / "k")) == 1
+    assert call(store.get("test_interrupted", emit)) == 42 and store.compiled == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_unwritable_place_costs_only_the_next_start(tmp_path: Path) -> None:
