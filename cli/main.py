@@ -130,7 +130,8 @@ def _complain(text: str) -> None:
 
 def main() -> None:
     """Entry point of the installed command."""
-    # Closed by the caller (`>&-`): what is written has nowhere to go.
+    # Closed by the caller (`>&-`): what is written has nowhere to go, and there is nothing to read.
+    sys.stdin = sys.stdin or open(os.devnull)
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
