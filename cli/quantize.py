@@ -131,7 +131,8 @@ def command(
                 gguf, out, choices, file_type, extra=extra, n_threads=n_threads,
                 keep_split=keep_split, force=force, progress=bar,
             )  # fmt: skip
-        say(f"{size(gguf.n_bytes)} became {size(size_of(choices))} of tensors.")
+        before = sum(choice.tensor.n_bytes for choice in choices)
+        say(f"{size(before)} of tensors became {size(size_of(choices))}.")
     write("".join(f"{name}\n" for name in names))
 
 
@@ -190,10 +191,11 @@ def _pattern(text: str) -> "tuple[re.Pattern[str], QuantType]":
 def _notes(choices: "list[Choice]", mix: str, has_importance: bool) -> list[str]:
     """What is otherwise than asked."""
     from edgellm.quant import by_name
-    from edgellm.quant.recipes import EMBEDDING, MIXES, OUTPUT
+    from edgellm.quant.recipes import EMBEDDING, MIXES, OUTPUT, is_matrix
 
     base, found = by_name(MIXES[mix].base), []
-    smaller = [c for c in choices if not c.is_copied and c.tensor.shape[0] % base.block]
+    matrices = [c for c in choices if is_matrix(c.tensor.name, c.tensor.shape)]
+    smaller = [c for c in matrices if c.tensor.shape[0] % base.block]
     if smaller:
         row = smaller[0].tensor.shape[0]
         found.append(

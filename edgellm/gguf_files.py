@@ -171,9 +171,9 @@ def refuse_own(gguf: GGUF, out: str) -> None:
 def set_metadata(path: str, out: str, values: Mapping[str, Value], removed: Sequence[str] = (), *,
                  force: bool = False, progress: Progress | None = None) -> None:  # fmt: skip
     """Write the file with other values; a key that is there keeps its type. Of a model in parts
-    only the one at `path` is written. `out` may be `path`, with `force`. GGUFError."""
+    the first one is written, which has them. `out` may be `path`, with `force`. GGUFError."""
     with GGUF(path) as gguf:
-        part = next(p for p in gguf.parts if p.path == path)
+        part = _described(gguf, out)
         metadata = part.encoded_metadata()
         for key in removed:
             _refuse_layout(path, key)
@@ -195,6 +195,18 @@ def set_metadata(path: str, out: str, values: Mapping[str, Value], removed: Sequ
             raise GGUFError(out, 0, error.field, error.reason) from None
         finally:
             writer.abandon()
+
+
+def _described(gguf: GGUF, out: str) -> Part:
+    """The part that has the metadata, if that is what was opened and `out` can take its place."""
+    first, n = gguf.parts[0], len(gguf.parts)
+    if first.path != gguf.path:
+        reason = f"does not describe the model; what does is {first.path}"
+        raise GGUFError(gguf.path, 0, "file", reason)
+    if n > 1 and not out.endswith(end := part_names("", n)[0]):
+        reason = f"is to be part 1 of {n}: its name must end in {end}, or merge the parts first"
+        raise GGUFError(out, 0, "file", reason)
+    return first
 
 
 def _refuse_layout(path: str, key: str) -> None:

@@ -147,6 +147,12 @@ def test_metadata_of_a_part(tiny_model: Callable[..., Path], tmp_path: Path) -> 
     with GGUF(names[1]) as model:
         assert model.string("general.name") == "parts"
     assert contents(*names)[1] == contents(tiny_model())[1]
+    for path, out, match in (
+        (names[1], names[1], f"does not describe the model; what does is {names[0]}"),
+        (names[0], str(tmp_path / "x.gguf"), "must end in -00001-of-00003.gguf, or merge"),
+    ):
+        with pytest.raises(GGUFError, match=match):
+            set_metadata(path, out, {"general.name": "parts"}, force=True)
 
 
 def test_hash(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

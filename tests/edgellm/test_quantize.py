@@ -225,6 +225,15 @@ def test_a_damaged_model_is_refused(model: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("q.gguf*"))
 
 
+def test_rows_that_no_block_divides(
+    tiny_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tiny_model("llama", n_embd=120, n_heads=3, n_kv_heads=3, n_ff=200, types=F16)
+    assert run(["quantize", str(path), str(tmp_path / "q.gguf"), "Q4_K_M"]) == 0
+    said = capsys.readouterr().err
+    assert "rows of no whole number of blocks (120 elements, blocks of 256) and get F16" in said
+
+
 def test_patterns_and_the_rest(model: str, tmp_path: Path) -> None:
     out = str(tmp_path / "q.gguf")
     wishes = ["--pure", "--tensor-type", r"blk\.1\.attn_[qk]=q6_k"]
