@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.errors import EdgeLLMError
 from edgellm.evaluation.allocation import Option
 from edgellm.evaluation.divergence import log_probabilities
 from edgellm.evaluation.text import Text, scan
 from edgellm.kernels.cpu.convert import Converter
 from edgellm.llm import LLM
+from edgellm.memory import available_bytes
 from edgellm.quant import QuantType, by_name
 from edgellm.quant.gguf import TensorInfo
 from edgellm.quant.imatrix import ImportanceMatrix
@@ -43,6 +45,13 @@ class Reading:
 
     @classmethod
     def of(cls, llm: LLM, text: Text) -> Reading:
+        """EdgeLLMError where the predictions do not fit into memory."""
+        n_bytes = 4 * text.n_chunks * (text.n_ctx - text.first) * llm.n_vocab
+        if n_bytes > available_bytes() // 2:
+            raise EdgeLLMError(
+                f"Predictions for {text.n_chunks} chunks of {text.n_ctx} tokens take "
+                f"{n_bytes / 1e9:.1f} GB of memory, which there is not; read less (--chunks, -c)."
+            )
         return cls(llm, text, [_logs(llm, chunk, text) for chunk in text.chunks])
 
     def divergence(self) -> float:

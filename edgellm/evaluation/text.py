@@ -37,7 +37,10 @@ class Text:
 
 
 def cut(llm: LLM, text: str, n_ctx: int = N_CTX, n_chunks: int | None = None) -> Text:
-    """The text's whole chunks, at most n_chunks of them. EdgeLLMError if there is none."""
+    """The text's whole chunks, at most n_chunks of them. EdgeLLMError if there is none, or the
+    model has no tokenizer."""
+    if llm.gguf.string("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+        raise EdgeLLMError(f"{llm.path} has no tokenizer, so it cannot read a text.")
     if n_ctx < 4:
         raise EdgeLLMError(f"Chunks of {n_ctx} tokens are too short (-c); 512 is usual.")
     bos = llm.tokenize("", add_special=True)[:1]

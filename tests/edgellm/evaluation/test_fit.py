@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from edgellm.cli.main import run
 from edgellm.errors import EdgeLLMError
+from edgellm.evaluation import sensitivity
 from edgellm.evaluation.allocation import Option, for_loss, for_size, hull
 from edgellm.evaluation.divergence import divergence
 from edgellm.evaluation.fit import Fitter, size_with
+from edgellm.evaluation.sensitivity import Reading
 from edgellm.evaluation.text import cut
 from edgellm.gguf_files import as_new, copy
 from edgellm.llm import LLM
@@ -146,6 +148,17 @@ def test_promises(model: Path, tmp_path: Path) -> None:
             # Kernels of quantized types round activations, which the damaged F16 model does not.
             true = divergence(a, b, text).mean_kl
         assert true == pytest.approx(found.measured, rel=0.25, abs=2e-4)
+
+
+def test_predictions_that_do_not_fit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(model, n_ctx=64) as llm:
+        text = cut(llm, TEXT, 64, 2)
+        needed = 4 * 2 * 32 * llm.n_vocab
+        monkeypatch.setattr(sensitivity, "available_bytes", lambda: 2 * needed - 1)
+        with pytest.raises(EdgeLLMError, match="for 2 chunks of 64 tokens .* read less"):
+            Fitter(llm, text)
+        monkeypatch.setattr(sensitivity, "available_bytes", lambda: 2 * needed)
+        assert Reading.of(llm, text).divergence() == 0
 
 
 def test_the_sensitive_one_gets_more(model: Path) -> None:

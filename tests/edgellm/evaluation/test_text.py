@@ -122,6 +122,12 @@ def test_llama_cpp_agrees(real_model: Callable[[str], Path]) -> None:
     assert ours.value == pytest.approx(math.exp(np.mean(surprises)), rel=0.01)
 
 
+def test_a_model_without_tokenizer() -> None:
+    path = Path(__file__).parents[2] / "data" / "arch" / "phi3.gguf"
+    with LLM(path, n_ctx=64) as llm, pytest.raises(EdgeLLMError, match="no tokenizer, so it"):
+        cut(llm, TEXT, 64)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_predictions_that_are_no_numbers(
     tiny_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: float
