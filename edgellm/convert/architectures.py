@@ -185,6 +185,19 @@ def _phi3(c: HFConfig) -> Keys:
     )
 
 
+def _glm4_moe(c: HFConfig) -> Keys:
+    return {
+        **_experts(c, "n_routed_experts"),
+        "expert_shared_count": c.integer("n_shared_experts"),
+        "leading_dense_block_count": c.integer("first_k_dense_replace"),
+        "expert_gating_func": 2,  # sigmoid
+        "expert_weights_norm": c.flag("norm_topk_prob", True),
+        "expert_weights_scale": c.number("routed_scaling_factor", 1.0),
+        "expert_group_count": c.integer("n_group", 1),
+        "expert_group_used_count": c.integer("topk_group", 1),
+    }
+
+
 def _lfm2(c: HFConfig) -> Keys:
     """Layers of attention have heads for keys and values, those of convolutions none. The width of
     the feed-forward network is reckoned as Lfm2MLP does."""
@@ -272,6 +285,9 @@ TABLE: dict[str, Architecture] = {
     ),
     "Glm4ForCausalLM": Architecture(
         "glm4", defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
+    ),
+    "Glm4MoeForCausalLM": Architecture(
+        "glm4moe", _glm4_moe, defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
     ),
     "GPT2LMHeadModel": Architecture(
         "gpt2", layer_norm=True, is_tied=True, has_rope=False, n_ff_by_n_embd=4,

@@ -80,6 +80,20 @@ def test_logits_of_other_architectures(tmp_path: Path, name: str) -> None:
     assert nmse(reference_logits(path, tokens, 0), expected) < 1e-7
 
 
+def test_layers_behind_the_last_are_left_out_only_as_drafts(tmp_path: Path) -> None:
+    family = families.FAMILIES["glm4moe"]
+    n_vocab = directories.byte_level(tmp_path, directories.QWEN2)
+    weights = families.random_weights(family, n_vocab)
+    weights["model.layers.3.input_layernorm.weight"] = np.ones(64, np.float32)
+    directories.save_weights(tmp_path, weights, "F32")
+    (tmp_path / "config.json").write_text(json.dumps(family.config))
+    with pytest.raises(ConvertError, match=r"layers\.3\.input_layernorm\.weight is not known"):
+        convert_model(tmp_path)
+    edit(tmp_path / "config.json", num_nextn_predict_layers=1)
+    with GGUF(convert_model(tmp_path)) as file:
+        assert not any(name.startswith("blk.3.") for name in file.tensors)
+
+
 def test_an_encoder_makes_the_original_embeddings(tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     weights, original = bert.write(folder)
