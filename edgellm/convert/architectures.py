@@ -185,6 +185,15 @@ def _phi3(c: HFConfig) -> Keys:
     )
 
 
+def _ministral3(c: HFConfig) -> Keys:
+    growth = rope_parameters(c).get("llama_4_scaling_beta")
+    if growth is None:
+        return {}
+    if isinstance(growth, bool) or not isinstance(growth, int | float):
+        raise c.refuse("rope_parameters", f"has llama_4_scaling_beta {growth!r}")
+    return {"attention.temperature_scale": float(growth)}
+
+
 def _glm4_moe(c: HFConfig) -> Keys:
     return {
         **_experts(c, "n_routed_experts"),
@@ -289,6 +298,9 @@ TABLE: dict[str, Architecture] = {
     "Glm4MoeForCausalLM": Architecture(
         "glm4moe", _glm4_moe, defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
     ),
+    "Ministral3ForCausalLM": Architecture(
+        "mistral3", _ministral3, pairs=True, defaults={"rms_norm_eps": 1e-5}
+    ),
     "GPT2LMHeadModel": Architecture(
         "gpt2", layer_norm=True, is_tied=True, has_rope=False, n_ff_by_n_embd=4,
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
@@ -300,3 +312,14 @@ TABLE: dict[str, Architecture] = {
 }  # fmt: skip
 # one model with text only, and with a part that sees
 TABLE["Gemma3ForConditionalGeneration"] = TABLE["Gemma3ForCausalLM"]
+
+
+def row_of(values: Mapping[str, Any]) -> Architecture | None:
+    """The row of a config.json. Mistral 3 that sees holds one of two classes of text models."""
+    names = values.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    inner = values.get("text_config")
+    if name == "Mistral3ForConditionalGeneration" and isinstance(inner, dict):
+        kinds = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+        name = kinds.get(str(inner.get("model_type")))
+    return TABLE.get(name) if isinstance(name, str) else None

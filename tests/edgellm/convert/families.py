@@ -136,6 +136,24 @@ FAMILIES: dict[str, Family] = {
         {**LLAMA, **{f"shared_expert.{role}": f"mlp.shared_experts.{role}_proj"
                      for role in ("gate", "up", "down")}},
         rotary=0.5, biases=("q", "k", "v"), normalized=True, n_dense=1, gating="sigmoid"),
+    "yarn": Family(architecture(
+        "Qwen2ForCausalLM", max_position_embeddings=256, hidden_size=128,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+        biases=("q", "k", "v")),
+    "yarn-factor": Family(architecture(
+        "MistralForCausalLM", max_position_embeddings=256, head_dim=32,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                      "attention_factor": 0.9})),
+    "yarn-betas": Family(architecture(
+        "MistralForCausalLM", max_position_embeddings=256, head_dim=32,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                      "beta_fast": 16.0, "beta_slow": 2.0})),
+    "ministral3": Family(
+        {**architecture("Ministral3ForCausalLM", max_position_embeddings=256, head_dim=32),
+         "rope_theta": None, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.3}}),
     "gpt2": Family(
         {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 3, "n_head": 4,
          "n_positions": 512, "layer_norm_epsilon": 1e-5},
@@ -146,6 +164,26 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
+def yarn(scaling: dict[str, Any], frequencies: Any, dim: int, base_: float) -> tuple[Any, float]:
+    """_compute_yarn_parameters of modeling_rope_utils.py"""
+    factor, n_ctx = scaling["factor"], scaling["original_max_position_embeddings"]
+
+    def correction(turns: float) -> float:
+        return float(dim * math.log(n_ctx / (turns * 2 * math.pi)) / (2 * math.log(base_)))
+
+    low = max(math.floor(correction(scaling.get("beta_fast", 32))), 0)
+    high = min(math.ceil(correction(scaling.get("beta_slow", 1))), dim - 1)
+    ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    scaled = frequencies / factor * ramp + frequencies * (1 - ramp)
+
+    def mscale(m: float) -> float:
+        return 0.1 * m * math.log(factor) + 1
+
+    if "mscale" in scaling:
+        return scaled, mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
+    return scaled, scaling.get("attention_factor") or mscale(1)
+
+
 def sizes(f: Family) -> dict[str, Any]:
     """The fields of config.json under the names that most have."""
     c = dict(f.config)
@@ -154,6 +192,7 @@ def sizes(f: Family) -> dict[str, Any]:
         c |= {"hidden_size": n, "intermediate_size": 4 * n, "num_hidden_layers": c["n_layer"],
               "num_attention_heads": c["n_head"], "num_key_value_heads": c["n_head"],
               "rms_norm_eps": c["layer_norm_epsilon"], "rope_theta": 10000.0}  # fmt: skip
+    c["rope_theta"] = c.get("rope_theta") or c["rope_parameters"]["rope_theta"]
     c.setdefault("head_dim", c["hidden_size"] // c["num_attention_heads"])
     return c
 
@@ -265,8 +304,11 @@ def logits(f: Family, weights: Weights, tokens: Any) -> Array:
 
     def rotate(x: Array) -> Array:
         dim = int(f.rotary * d)
-        angles = positions[:, None] / c["rope_theta"] ** (np.arange(0, dim, 2) / dim)
-        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        frequencies, magnitude = c["rope_theta"] ** -(np.arange(0, dim, 2) / dim), 1.0
+        if scaling := c.get("rope_scaling") or c.get("rope_parameters"):
+            frequencies, magnitude = yarn(scaling, frequencies, dim, c["rope_theta"])
+        angles = positions[:, None] * frequencies
+        cos, sin = (magnitude * part[:, None] for part in (np.cos(angles), np.sin(angles)))
         turned, out = x[..., :dim], x.copy()
         first, second = (
             (turned[..., 0::2], turned[..., 1::2])
@@ -288,6 +330,9 @@ def logits(f: Family, weights: Weights, tokens: Any) -> Array:
             q, k = head_norm(q, at, "q_norm"), head_norm(k, at, "k_norm")
         if f.rotated is None or f.rotated(i):
             q, k = rotate(q), rotate(k)
+        if growth := (c.get("rope_parameters") or {}).get("llama_4_scaling_beta"):
+            whole = positions // c["rope_parameters"]["original_max_position_embeddings"]
+            q = q * (1 + growth * np.log(1 + whole))[:, None, None]
         k, v = (np.repeat(part, n_heads // n_kv, axis=1) for part in (k, v))
         scale = c.get("query_pre_attn_scalar", d) ** -0.5
         scores = np.einsum("qhd,khd->hqk", q, k) * c.get("attention_multiplier", scale)
