@@ -9,23 +9,22 @@ import typer
 from edgellm.cli import _model
 from edgellm.cli._bar import Bar
 from edgellm.cli._bench_report import table
-from edgellm.cli._options import Force
+from edgellm.cli._options import Chunks, ChunkSize, Force, TextFile, positive
 from edgellm.cli._output import say, size, visible, write
+from edgellm.cli._quantize_fit import fitted
 from edgellm.errors import EdgeLLMError
 
 if TYPE_CHECKING:
     from edgellm.quant.block import QuantType
-    from edgellm.quant.recipes import Wishes
     from edgellm.quantize import Choice
-
-_Type = Annotated[str | None, typer.Option(metavar="TYPE", show_default=False)]
 
 
 def command(
     arguments: Annotated[
         list[str],
         typer.Argument(metavar="IN.gguf [OUT.gguf] TYPE [THREADS]", autocompletion=_model.complete,
-                       help="TYPE is a mix such as Q4_K_M; `--list` shows all."),
+                       help="TYPE is a mix such as Q4_K_M, of which --list shows all; there is "
+                       "none with --target-size and --max-kld."),
     ] = [],  # noqa: B006  typer's way to say: none
     imatrix: Annotated[
         str | None,
@@ -53,6 +52,20 @@ def command(
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Also matrices that are quantized already.")
     ] = False,
+    target_size: Annotated[
+        str | None,
+        typer.Option("--target-size", metavar="SIZE", show_default=False,
+                     help="A type for each matrix, so that least is lost in such a file: 4.2G."),
+    ] = None,
+    max_kld: Annotated[
+        float | None,
+        typer.Option("--max-kld", metavar="NATS", callback=positive, show_default=False,
+                     help="A type for each matrix, so that the file is smallest whose predictions "
+                     "are on average no further from the model's (KL): 0.02."),
+    ] = None,
+    file: TextFile = None,
+    ctx_size: ChunkSize = 256,
+    chunks: Chunks = 2,
     keep_split: Annotated[
         bool, typer.Option("--keep-split", help="As many parts as the source has.")
     ] = False,
@@ -66,65 +79,82 @@ def command(
 
     \b
     Which tensor gets which type is as in llama.cpp's quantize. Without OUT the file is
-    ggml-model-TYPE.gguf beside the source. Examples:
+    ggml-model-TYPE.gguf beside the source. To fit a size or a loss, each matrix is damaged in turn
+    and a text (-f) is read, which takes minutes. Examples:
       edgellm quantize model-f16.gguf model-q4.gguf Q4_K_M
       edgellm quantize model-f16.gguf Q5_K_M --imatrix imatrix.gguf --dry-run
+      edgellm quantize model-f16.gguf small.gguf --target-size 900M -f text.txt
     """
     from edgellm.quant import recipes
+    from edgellm.quant.writer import refuse_existing
 
     if show_list:
         write("".join(f"{name}\n" for name in (*recipes.MIXES, *recipes.ALIASES)))
         return
-    source, out, mix, n_threads = _positional(arguments)
+    is_fitted = target_size is not None or max_kld is not None
+    source, out, mix, n_threads = _positional(arguments, is_fitted)
     wishes = recipes.Wishes(
         pure, _type(output_type, "--output-tensor-type"),
         _type(embedding_type, "--token-embedding-type"), leave_output,
-        [_pattern(text) for text in tensor_type or []],
+        tuple(_pattern(text) for text in tensor_type or []),
     )  # fmt: skip
     path = str(_model.locate(source))
-    out = out or os.path.join(os.path.dirname(path), f"ggml-model-{mix}.gguf")
+    name = "fitted" if is_fitted else mix
+    out = out or os.path.join(os.path.dirname(path), f"ggml-model-{name}.gguf")
+    refuse_existing(out, force or dry_run or keep_split)
 
     from edgellm.quant import imatrix as importance
     from edgellm.quant.gguf import GGUF
-    from edgellm.quantize import plan, quantize, size_of
+    from edgellm.quantize import plan, planned, quantize, size_of
 
     matrix = importance.read(imatrix) if imatrix else None
     extra = importance.metadata(imatrix, matrix) if imatrix and matrix else {}
     with GGUF(path) as gguf:
         choices = plan(gguf, mix, wishes, imatrix=matrix, allow_requantize=allow_requantize)
+        file_type = recipes.MIXES[mix].file_type
+        if is_fitted:
+            if wishes != recipes.NONE:
+                told = "a file is fitted with types of its own choice; leave out flags for types"
+                raise typer.BadParameter(told, param_hint="'--target-size' / '--max-kld'")
+            text = file, ctx_size, chunks
+            fit = fitted(path, target_size, max_kld, text, matrix, extra, n_threads)
+            file_type = fit.file_type
+            choices = planned(gguf, fit.types, imatrix=matrix, allow_requantize=True)
         if dry_run:
             write(as_text(choices))
             return
-        for line in _notes(choices, wishes, mix):
-            say(visible(line))
+        if not is_fitted:
+            for line in _notes(choices, mix):
+                say(visible(line))
         with Bar("quantizing") as bar:
             names = quantize(
-                gguf, out, choices, recipes.MIXES[mix].file_type, extra=extra, n_threads=n_threads,
+                gguf, out, choices, file_type, extra=extra, n_threads=n_threads,
                 keep_split=keep_split, force=force, progress=bar,
             )  # fmt: skip
         say(f"{size(gguf.n_bytes)} became {size(size_of(choices))} of tensors.")
     write("".join(f"{name}\n" for name in names))
 
 
-def _positional(words: list[str]) -> tuple[str, str | None, str, int | None]:
-    """Source, target, mix and threads, in the order of llama.cpp's quantize."""
+def _positional(words: list[str], is_fitted: bool) -> tuple[str, str | None, str, int | None]:
+    """Source, target, mix and threads, in the order of llama.cpp's quantize; a fitted file has no
+    mix, and is called after the smallest."""
     from edgellm.quant.recipes import MIXES, mix_of
 
     n_threads = None
-    if len(words) > 2 and words[-1].isdecimal():
+    if len(words) > 1 and words[-1].isdecimal():
         n_threads, words = int(words[-1]), words[:-1]
         if not n_threads:
             raise typer.BadParameter("threads must be at least 1", param_hint="'THREADS'")
+    if is_fitted:
+        words = [*words, "Q2_K"]
     if not 2 <= len(words) <= 3:
-        raise typer.BadParameter(
-            "IN.gguf, OUT.gguf if wanted, and a TYPE such as Q4_K_M are needed"
-        )
+        end = "; no TYPE goes with it" if is_fitted else ", and a TYPE such as Q4_K_M"
+        told = f"IN.gguf is needed, perhaps OUT.gguf{end}"
+        raise typer.BadParameter(told, param_hint="'IN.gguf'")
     mix = mix_of(words[-1])
     if mix is None:
-        known = ", ".join(MIXES)
-        raise typer.BadParameter(
-            f"{words[-1]!r} is no type; there are {known}", param_hint="'TYPE'"
-        )
+        told = f"{words[-1]!r} is no type; there are {', '.join(MIXES)}"
+        raise typer.BadParameter(told, param_hint="'TYPE'")
     return words[0], words[1] if len(words) == 3 else None, mix, n_threads
 
 
@@ -156,7 +186,7 @@ def _pattern(text: str) -> "tuple[re.Pattern[str], QuantType]":
         raise EdgeLLMError(f"--tensor-type {pattern}: no regular expression: {error}.") from None
 
 
-def _notes(choices: "list[Choice]", wishes: "Wishes", mix: str) -> list[str]:
+def _notes(choices: "list[Choice]", mix: str) -> list[str]:
     """What is otherwise than asked."""
     from edgellm.quant import by_name
     from edgellm.quant.recipes import MIXES

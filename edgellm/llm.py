@@ -516,6 +516,26 @@ class LLM:
 
         return remove
 
+    def replace(self, name: str, data: NDArray[np.uint8] | None) -> None:
+        """Go on with these bytes, of the same format, in place of a matrix or the embedding table;
+        None: with the file's own again. EdgeLLMError for a tensor that is neither, or on a GPU."""
+        if self.placement.plan.uses_device:
+            raise EdgeLLMError("A tensor is replaced on the CPU: load the model with --ngl 0.")
+        ops = [op for op in self.graph.ops if any(w.name == name for w in op.weights.values())]
+        matrices = [op.weights["weight"] for op in ops if op.kind in MATRIX_OPS]
+        matrices = [weight for weight in matrices if weight.name == name]
+        is_table = any(op.kind == "embed" for op in ops)
+        if not matrices and not is_table:
+            raise EdgeLLMError(f"{name} is no matrix of {self.path}, and not its embedding table.")
+        with self._turn():
+            runner = self._ready()
+            self.gguf.replace(self.gguf.tensors[name], data)
+            if matrices:
+                runner.program.weights.fill_again(matrices[0], self.n_threads)
+                if not is_table:  # packed by now
+                    self.gguf.replace(self.gguf.tensors[name], None)
+            self._reuse_unless_hooked()  # what was computed with the other one is of no use
+
     def _reuse_unless_hooked(self) -> None:
         """A hook has to see every token, and what it changed must not outlive it."""
         runner = self._ready()

@@ -98,21 +98,35 @@ def planned(gguf: GGUF, types: Mapping[str, QuantType], *, imatrix: ImportanceMa
                 f"is quantized already ({tensor.type}); quantize the F16 model, or accept a second "
                 "loss with --allow-requantize",
             )  # fmt: skip
-        if not choice.is_copied and imatrix is not None and choice.type.block > 1:
-            try:
-                columns = tensor.shape[0]
-                matrices = math.prod(tensor.shape[2:])
-                weights = imatrix.importance(name, columns, matrices)
-            except ValueError as error:
-                raise EdgeLLMError(f"The importance matrix {error}.") from None
-            choice = Choice(tensor, choice.type, weights)
+        if not choice.is_copied and choice.type.block > 1:
+            choice = Choice(tensor, choice.type, importance_of(tensor, imatrix))
         found.append(choice)
     return found
+
+
+def importance_of(tensor: TensorInfo, imatrix: ImportanceMatrix | None
+                  ) -> NDArray[np.float32] | None:  # fmt: skip
+    """[matrices, columns], or None; EdgeLLMError where it was measured on another model."""
+    if imatrix is None:
+        return None
+    try:
+        return imatrix.importance(tensor.name, tensor.shape[0], math.prod(tensor.shape[2:]))
+    except ValueError as error:
+        raise EdgeLLMError(f"The importance matrix {error}.") from None
 
 
 def size_of(choices: Sequence[Choice]) -> int:
     """Bytes of tensor data."""
     return sum(choice.new.n_bytes for choice in choices)
+
+
+def metadata_of(gguf: GGUF, file_type: int, extra: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Of the quantized file: the source's, what its matrices are, and ``extra``."""
+    return gguf.encoded_metadata() | {
+        "general.file_type": encode(file_type),
+        "general.quantization_version": encode(recipes.QUANTIZATION_VERSION),
+        **extra,
+    }
 
 
 def quantize(gguf: GGUF, out: str, choices: Sequence[Choice], file_type: int, *,
@@ -121,11 +135,7 @@ def quantize(gguf: GGUF, out: str, choices: Sequence[Choice], file_type: int, *,
              ) -> list[str]:  # fmt: skip
     """Write the model with the chosen formats; the names of what was written. With keep_split there
     are as many parts as the source has, and `out` is their prefix. GGUFError."""
-    metadata = gguf.encoded_metadata() | {
-        "general.file_type": encode(file_type),
-        "general.quantization_version": encode(recipes.QUANTIZATION_VERSION),
-        **(extra or {}),
-    }
+    metadata = metadata_of(gguf, file_type, extra or {})
     n_parts = len(gguf.parts) if keep_split else 1
     names = part_names(out.removesuffix(".gguf"), n_parts) if n_parts > 1 else [out]
     for name in names:

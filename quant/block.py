@@ -158,10 +158,11 @@ class QuantType:
     ) -> NDArray[np.uint8]:
         """float32 [..., n] -> uint8 [..., row_bytes(n)]; the specification of encoders.
 
-        ``importance`` float32 [n], >= 0: what the squared error of an element of each column counts
-        (the mean square of what it is multiplied with); without it all count alike, and Q4_0, Q4_1,
-        Q5_0, Q5_1 are rounded as ggml does instead of searched. TypeError without an encoder,
-        ValueError unless n is a whole number of blocks and there is one weight for each column.
+        ``importance`` float32 [n], >= 0: how much the errors of each column count, as the mean
+        square of what it is multiplied with. Without it all count alike, and Q4_0, Q4_1, Q5_0 and
+        Q5_1 are rounded as ggml does, not searched: ask for that with ones. Q8_0 always is.
+        TypeError without an encoder, ValueError unless n is a whole number of blocks and there is
+        one weight for each column.
         """
         n = values.shape[-1]
         out = np.empty((values.size // self.block, self.bytes), np.uint8)

@@ -146,6 +146,7 @@ class GGUF:
         self.path = os.fspath(path)
         self.parts: list[Part] = []
         self.low_rank: dict[str, list[LowRank]] = {}
+        self._replaced: dict[str, memoryview] = {}
         try:
             self._open_parts()
             first = self.parts[0]
@@ -207,6 +208,16 @@ class GGUF:
             entries[key] = entries.get(key, Entry(_VALUE_TYPES[type(value)], None, 0))
         self.metadata, self.entries = {**self.metadata, **values}, entries
 
+    def replace(self, info: TensorInfo, data: NDArray[np.uint8] | None) -> None:
+        """Read these bytes in place of the tensor's, or its own again; ValueError unless there are
+        as many."""
+        if data is None:
+            self._replaced.pop(info.name, None)
+            return
+        if data.shape != (info.n_bytes,):
+            raise ValueError(f"tensor {info.name} has {info.n_bytes} bytes, not {data.shape}")
+        self._replaced[info.name] = memoryview(cast(Any, data))
+
     def attach(self, other: "GGUF", names: Mapping[str, str]) -> None:
         """Take tensors of another open file too, under new names (old -> new, none of them here
         yet); that file is closed with this one."""
@@ -251,6 +262,9 @@ class GGUF:
             )
         if not self.parts:
             raise ValueError(f"{self.path} is closed")
+        if info.name in self._replaced:
+            view[:] = self._replaced[info.name][start_byte : start_byte + len(view)]
+            return
         part = self.parts[info.part]
         part.read_into(view, info.offset + start_byte, f"tensor {shown(info.name)}")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from edgellm.quant.block import Block, QuantType, Value
 from edgellm.quant.lanes import Lanes, put_nibbles
-from edgellm.quant.search import Grid, Listed, search, stored
+from edgellm.quant.search import Grid, Group, Listed, search, stored, weights
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -27,7 +27,10 @@ class IQ4_NL(QuantType):
 
     def encode(self, o: Lanes) -> None:
         levels = Listed(LEVELS)
-        bits, d = stored(o, search(o, 0, 32, levels, Grid(-160.0, 6.0, 13, both_ways=True)))
+        bits, d = stored(
+            o,
+            search(Group(o, weights(o, 32), 0, 32), levels, Grid(-160.0, 6.0, 13, both_ways=True)),
+        )
         factor = o.inverse(d)
         o.put(0, bits, 2)
         put_nibbles(o, 2, [levels.code(o, o.x(k) * factor) for k in range(32)])

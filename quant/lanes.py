@@ -47,6 +47,9 @@ class Lanes(Protocol):
     def abs(self, x: Lane) -> Lane:
         """Magnitude."""
 
+    def sqrt(self, x: Lane) -> Lane:
+        """Square root."""
+
     def inverse(self, x: Lane) -> Lane:
         """1 / x, and 0 of 0."""
 
@@ -126,6 +129,9 @@ class NumpyLanes:
 
     def abs(self, x: Lane) -> Lane:
         return np.abs(x)
+
+    def sqrt(self, x: Lane) -> Lane:
+        return np.sqrt(x)
 
     def inverse(self, x: Lane) -> Lane:
         return np.where(x == 0, np.float32(0), np.float32(1) / x)

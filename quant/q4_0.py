@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from edgellm.quant.block import Block, QuantType, Value
 from edgellm.quant.lanes import Lane, Lanes, put_nibbles
-from edgellm.quant.search import Grid, Whole, extreme, search, stored
+from edgellm.quant.search import Grid, Group, Whole, extreme, search, stored, weights
 
 
 def biased_codes(o: Lanes, bias: int, grid: Grid) -> tuple[Lane, list[Lane]]:
@@ -19,7 +19,7 @@ def biased_codes(o: Lanes, bias: int, grid: Grid) -> tuple[Lane, list[Lane]]:
     x = [o.x(k) for k in range(32)]
     if o.is_weighted:
         levels = Whole(-bias, bias - 1)
-        bits, d = stored(o, search(o, 0, 32, levels, grid))
+        bits, d = stored(o, search(Group(o, weights(o, 32), 0, 32), levels, grid))
         factor = o.inverse(d)
         return bits, [levels.code(o, element * factor) for element in x]
     d = extreme(o, x) * (-1.0 / bias)

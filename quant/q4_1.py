@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from edgellm.quant.block import Block, QuantType, Value
 from edgellm.quant.lanes import Lane, Lanes, put_nibbles
-from edgellm.quant.search import Grid, Whole, affine_search, stored
+from edgellm.quant.search import Grid, Group, Whole, affine_search, stored, weights
 
 
 def offset_codes(o: Lanes, top: int, grid: Grid) -> tuple[Lane, Lane, list[Lane]]:
@@ -18,7 +18,7 @@ def offset_codes(o: Lanes, top: int, grid: Grid) -> tuple[Lane, Lane, list[Lane]
     x = [o.x(k) for k in range(32)]
     if o.is_weighted:
         levels = Whole(0, top)
-        scale, lowest = affine_search(o, 0, 32, levels, grid)
+        scale, lowest = affine_search(Group(o, weights(o, 32), 0, 32), levels, grid)
         d_bits, d = stored(o, scale)
         m_bits, m = stored(o, lowest)
         factor = o.inverse(d)

@@ -7,12 +7,12 @@ What is compared is how much a choice takes from the sum of squares, its gain: t
 same three sums as the fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from edgellm.quant.lanes import Index, Lane, Lanes
+from edgellm.quant.lanes import Index, Lane, Lanes, Table
 
 MOST = 65504.0  # the largest finite half
 LEAST = 2.0**-24  # the smallest above zero
@@ -76,6 +76,21 @@ def middles(levels: Sequence[int]) -> list[float]:
     return [(a + b) / 2 for a, b in pairwise(levels)]
 
 
+def weights(o: Lanes, n: int) -> Table:
+    """What the squared error of each of a block's n elements counts: its importance times
+    sqrt(mean square + x ** 2). Models stay closer to themselves than with importance alone: the
+    divergence of Qwen2.5-1.5B's predictions with all matrices in Q4_K falls by 8 %."""
+    found = o.table(n)
+    (total,) = o.loop(n, lambda i, total: [total + o.x(i) * o.x(i)], o.number(0.0))
+    mean = total * (1.0 / n)
+
+    def put(i: Index) -> None:
+        found[i] = o.w(i) * o.sqrt(mean + o.x(i) * o.x(i))
+
+    o.loop(n, put)
+    return found
+
+
 def extreme(o: Lanes, elements: Sequence[Lane]) -> Lane:
     """The first of the elements with the largest magnitude; NaN where one is NaN."""
     found = size = o.largest(elements)
@@ -84,36 +99,48 @@ def extreme(o: Lanes, elements: Sequence[Lane]) -> Lane:
     return found
 
 
+@dataclass(frozen=True)
+class Group:
+    """The n elements of a block from ``at`` on; ``weights`` are the block's."""
+
+    o: Lanes
+    weights: Table
+    at: Index
+    n: int
+
+    def __iter__(self) -> Iterator[tuple[Lane, Lane]]:
+        """Elements with their weights."""
+        for k in range(self.n):
+            yield self.o.x(self.at + k), self.weights[self.at + k]
+
+
 # ---- element = scale * level --------------------------------------------------------------------
 
 
-def sums(o: Lanes, at: Index, n: int, levels: Levels, factor: Lane) -> tuple[Lane, Lane]:
-    """The weighted sums of level * x and level ** 2 of elements at .. at + n - 1, levels those
-    nearest to x * factor."""
+def sums(group: Group, levels: Levels, factor: Lane) -> tuple[Lane, Lane]:
+    """The weighted sums of level * x and of level ** 2, levels those nearest to x * factor."""
+    o = group.o
     lx, ll = o.number(0.0), o.number(0.0)
-    for k in range(n):
-        x = o.x(at + k)
+    for x, w in group:
         level = levels.level(o, x * factor)
-        weighted = o.w(at + k) * level
+        weighted = w * level
         lx = lx + weighted * x
         ll = ll + weighted * level
     return lx, ll
 
 
-def search(o: Lanes, at: Index, n: int, levels: Levels, grid: Grid) -> Lane:
-    """The scale of n elements."""
-    top = extreme(o, [o.x(at + k) for k in range(n)])
+def search(group: Group, levels: Levels, grid: Grid) -> Lane:
+    """The scale of a group."""
+    o = group.o
+    top = extreme(o, [x for x, _ in group])
     inverse = o.inverse(top)
 
     def fit(factor: Lane, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
-        lx, ll = sums(o, at, n, levels, factor)
+        lx, ll = sums(group, levels, factor)
         fitted = lx * o.inverse(ll)
         gain = fitted * lx
         is_better = gain > best
         return o.select(is_better, gain, best), o.select(is_better, fitted, scale)
-
-    def refined(_: Index, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
-        return fit(o.inverse(scale), best, scale)
 
     def directed(turned: Index, *state: Lane) -> list[Lane]:
         towards = inverse * (1.0 - 2.0 * o.number(turned))
@@ -123,6 +150,9 @@ def search(o: Lanes, at: Index, n: int, levels: Levels, grid: Grid) -> Lane:
 
         return o.loop(grid.n, tried, *state)
 
+    def refined(_: Index, best: Lane, scale: Lane) -> tuple[Lane, Lane]:
+        return fit(o.inverse(scale), best, scale)
+
     start = top * (1.0 / (grid.first + grid.n // 2 * grid.distance))
     state = o.loop(2 if grid.both_ways else 1, directed, o.number(0.0), start)
     return o.loop(ROUNDS, refined, *state)[1]
@@ -131,47 +161,46 @@ def search(o: Lanes, at: Index, n: int, levels: Levels, grid: Grid) -> Lane:
 # ---- element = scale * code + offset, offset <= 0 -----------------------------------------------
 
 
-def affine_sums(
-    o: Lanes, at: Index, n: int, codes: Whole, factor: Lane, offset: Lane
-) -> list[Lane]:
-    """The weighted sums of code, code ** 2 and code * x, codes those nearest to (x - offset) *
-    factor."""
+def affine_sums(group: Group, codes: Whole, factor: Lane, offset: Lane) -> list[Lane]:
+    """The weighted sums of code, of code ** 2 and of code * x, codes those nearest to
+    (x - offset) * factor."""
+    o = group.o
     c, cc, cx = o.number(0.0), o.number(0.0), o.number(0.0)
-    for k in range(n):
-        x = o.x(at + k)
+    for x, w in group:
         code = codes.level(o, (x - offset) * factor)
-        weighted = o.w(at + k) * code
+        weighted = w * code
         c = c + weighted
         cc = cc + weighted * code
         cx = cx + weighted * x
     return [c, cc, cx]
 
 
-def totals(o: Lanes, at: Index, n: int) -> tuple[Lane, Lane]:
+def totals(group: Group) -> tuple[Lane, Lane]:
     """The sum of weights, and of weight * x."""
-    w, wx = o.number(0.0), o.number(0.0)
-    for k in range(n):
-        w = w + o.w(at + k)
-        wx = wx + o.w(at + k) * o.x(at + k)
-    return w, wx
+    total, wx = group.o.number(0.0), group.o.number(0.0)
+    for x, w in group:
+        total = total + w
+        wx = wx + w * x
+    return total, wx
 
 
 def affine_gain(w: Lane, wx: Lane, s: Sequence[Lane], scale: Lane, offset: Lane) -> Lane:
-    """What scale and offset take from the sum of squares."""
+    """What scale and offset take from the sum of squares, of ``totals`` and ``affine_sums``."""
     c, cc, cx = s
     return scale * (2.0 * cx - scale * cc) + offset * (2.0 * (wx - scale * c) - offset * w)
 
 
-def affine_search(o: Lanes, at: Index, n: int, codes: Whole, grid: Grid) -> tuple[Lane, Lane]:
-    """The scale and the offset of n elements, scale >= 0."""
-    low, high = o.number(0.0), o.x(at)
-    for k in range(n):
-        low, high = o.minimum(o.x(at + k), low), o.maximum(o.x(at + k), high)
-    w, wx = totals(o, at, n)
+def affine_search(group: Group, codes: Whole, grid: Grid) -> tuple[Lane, Lane]:
+    """The scale, >= 0, and the offset of a group."""
+    o = group.o
+    low, high = o.number(0.0), o.x(group.at)
+    for x, _ in group:
+        low, high = o.minimum(x, low), o.maximum(x, high)
+    w, wx = totals(group)
     inverse = o.inverse(high - low)
 
     def fit(factor: Lane, start: Lane, best: Lane, scale: Lane, offset: Lane) -> list[Lane]:
-        c, cc, cx = s = affine_sums(o, at, n, codes, factor, start)
+        c, cc, cx = s = affine_sums(group, codes, factor, start)
         determinant = w * cc - c * c
         share = o.inverse(determinant)
         b = (cc * wx - c * cx) * share

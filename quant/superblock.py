@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from edgellm.quant.lanes import Index, Lane, Lanes, Table
 from edgellm.quant.search import (
     Grid,
+    Group,
     Levels,
     Whole,
     affine_gain,
@@ -21,6 +22,7 @@ from edgellm.quant.search import (
     stored_scale,
     sums,
     totals,
+    weights,
 )
 
 
@@ -43,11 +45,15 @@ class Scaled:
 
 def scaled(o: Lanes, n: int, n_groups: int, levels: Levels, grid: Grid, most: int) -> Scaled:
     """Groups of n elements; scales from -most to most - 1."""
+    counts = weights(o, n * n_groups)
     scales, factors = o.table(n_groups), o.table(n_groups)
     whole = Whole(-most, most - 1)
 
+    def group(g: Index) -> Group:
+        return Group(o, counts, n * g, n)
+
     def searched(g: Index) -> None:
-        scales[g] = search(o, n * g, n, levels, grid)
+        scales[g] = search(group(g), levels, grid)
 
     o.loop(n_groups, searched)
     top = extreme(o, [scales[g] for g in range(n_groups)])
@@ -56,7 +62,7 @@ def scaled(o: Lanes, n: int, n_groups: int, levels: Levels, grid: Grid, most: in
 
     def gain(g: Index, d: Lane, scale: Lane) -> tuple[Lane, Lane, Lane]:
         """Of the group, and what the fit of d needs."""
-        lx, ll = sums(o, n * g, n, levels, o.inverse(d * scale))
+        lx, ll = sums(group(g), levels, o.inverse(d * scale))
         lx, ll = scale * lx, scale * scale * ll
         return d * (2.0 * lx - d * ll), lx, ll
 
@@ -115,11 +121,15 @@ class Affine:
 def affine(o: Lanes, n: int, n_groups: int, top: int, grid: Grid, most: int) -> Affine:
     """Groups of n elements with codes up to ``top``; scales and minimums from 0 to ``most``."""
     codes, whole = Whole(0, top), Whole(0, most)
+    counts = weights(o, n * n_groups)
     scales, minimums, factors, offsets = (o.table(n_groups) for _ in range(4))
     zero = o.number(0.0)
 
+    def group(g: Index) -> Group:
+        return Group(o, counts, n * g, n)
+
     def searched(g: Index, largest: Lane, lowest: Lane) -> list[Lane]:
-        scales[g], offset = affine_search(o, n * g, n, codes, grid)
+        scales[g], offset = affine_search(group(g), codes, grid)
         minimums[g] = 0.0 - offset
         return [o.maximum(scales[g], largest), o.maximum(minimums[g], lowest)]
 
@@ -132,11 +142,11 @@ def affine(o: Lanes, n: int, n_groups: int, top: int, grid: Grid, most: int) -> 
         up[i], along[i] = o.number(a), o.number(b)
 
     def rounded(g: Index, *block: Lane) -> list[Lane]:
-        w, wx = totals(o, n * g, n)
+        w, wx = totals(group(g))
 
         def tried(scale: Lane, minimum: Lane) -> list[Lane]:
             a, b = d * scale, 0.0 - dmin * minimum
-            s = affine_sums(o, n * g, n, codes, o.inverse(a), b)
+            s = affine_sums(group(g), codes, o.inverse(a), b)
             return [affine_gain(w, wx, s, a, b), scale, minimum, *s]
 
         def neighbour(i: Index, *best: Lane) -> list[Lane]:
@@ -165,8 +175,8 @@ def affine(o: Lanes, n: int, n_groups: int, top: int, grid: Grid, most: int) -> 
 
     def gain(g: Index, total: Lane) -> list[Lane]:
         a, b = new_d * scales[g], 0.0 - new_dmin * minimums[g]
-        s = affine_sums(o, n * g, n, codes, o.inverse(a), b)
-        return [total + affine_gain(*totals(o, n * g, n), s, a, b)]
+        s = affine_sums(group(g), codes, o.inverse(a), b)
+        return [total + affine_gain(*totals(group(g)), s, a, b)]
 
     (after,) = o.loop(n_groups, gain, zero)
     is_better = after > before

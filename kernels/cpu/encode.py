@@ -62,6 +62,9 @@ class TracedLanes:
     def abs(self, x: Value) -> Value:
         return self.e.abs(x)
 
+    def sqrt(self, x: Value) -> Value:
+        return self.e.sqrt(x)
+
     def inverse(self, x: Value) -> Value:
         return self.select(x.eq(0.0), 0.0, 1.0 / x)
 

@@ -94,6 +94,10 @@ class PackedWeights:
         self._bounce = threading.local()
         self._fill(weights, n_threads, progress)
 
+    def fill_again(self, weight: Weight, n_threads: int) -> None:
+        """Read one matrix again, which has changed."""
+        self._fill([weight], n_threads, None)
+
     def address(self, weight: Weight) -> int:
         return self._addresses[weight.name]
 
