@@ -26,11 +26,8 @@ class IQ4_NL(QuantType):
         yield d, None
 
     def encode(self, o: Lanes) -> None:
-        levels = Listed(LEVELS)
-        bits, d = stored(
-            o,
-            search(Group(o, weights(o, 32), 0, 32), levels, Grid(-160.0, 6.0, 13, both_ways=True)),
-        )
+        levels, grid = Listed(LEVELS), Grid(-160.0, 6.0, 13, both_ways=True)
+        d = stored(o, search(Group(o, weights(o, 32), 0, 32), levels, grid))
         factor = o.inverse(d)
-        o.put(0, bits, 2)
+        o.put(0, o.half(d), 2)
         put_nibbles(o, 2, [levels.code(o, o.x(k) * factor) for k in range(32)])

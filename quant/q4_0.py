@@ -19,9 +19,9 @@ def biased_codes(o: Lanes, bias: int, grid: Grid) -> tuple[Lane, list[Lane]]:
     x = [o.x(k) for k in range(32)]
     if o.is_weighted:
         levels = Whole(-bias, bias - 1)
-        bits, d = stored(o, search(Group(o, weights(o, 32), 0, 32), levels, grid))
+        d = stored(o, search(Group(o, weights(o, 32), 0, 32), levels, grid))
         factor = o.inverse(d)
-        return bits, [levels.code(o, element * factor) for element in x]
+        return o.half(d), [levels.code(o, element * factor) for element in x]
     d = extreme(o, x) * (-1.0 / bias)
     factor, most = o.inverse(d), 2.0 * bias - 1.0
 

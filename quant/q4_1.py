@@ -19,10 +19,9 @@ def offset_codes(o: Lanes, top: int, grid: Grid) -> tuple[Lane, Lane, list[Lane]
     if o.is_weighted:
         levels = Whole(0, top)
         scale, lowest = affine_search(Group(o, weights(o, 32), 0, 32), levels, grid)
-        d_bits, d = stored(o, scale)
-        m_bits, m = stored(o, lowest)
+        d, m = stored(o, scale), stored(o, lowest)
         factor = o.inverse(d)
-        return d_bits, m_bits, [levels.code(o, (element - m) * factor) for element in x]
+        return o.half(d), o.half(m), [levels.code(o, (element - m) * factor) for element in x]
     low, high = x[0], x[0]
     for element in x[1:]:
         low, high = o.minimum(element, low), o.maximum(element, high)

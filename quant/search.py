@@ -227,13 +227,12 @@ def affine_search(group: Group, codes: Whole, grid: Grid) -> tuple[Lane, Lane]:
 # ---- scales as they are stored ------------------------------------------------------------------
 
 
-def stored(o: Lanes, x: Lane) -> tuple[Lane, Lane]:
-    """The bits of the nearest finite half, and its value."""
-    bits = o.half(o.minimum(o.maximum(x, -MOST), MOST))
-    return bits, o.from_half(bits)
+def stored(o: Lanes, x: Lane) -> Lane:
+    """The nearest finite half."""
+    return o.from_half(o.half(o.minimum(o.maximum(x, -MOST), MOST)))
 
 
-def stored_scale(o: Lanes, x: Lane) -> tuple[Lane, Lane]:
+def stored_scale(o: Lanes, x: Lane) -> Lane:
     """As ``stored``, but the least half where a number would become zero: scales counted in it are
     small integers then, not zero."""
     lost = (o.abs(x) > 0.0) & (o.abs(x) < LEAST)

@@ -57,7 +57,7 @@ def scaled(o: Lanes, n: int, n_groups: int, levels: Levels, grid: Grid, most: in
 
     o.loop(n_groups, searched)
     top = extreme(o, [scales[g] for g in range(n_groups)])
-    d_bits, d = stored_scale(o, top * (-1.0 / most))
+    d = stored_scale(o, top * (-1.0 / most))
     inverse = o.inverse(d)
 
     def gain(g: Index, d: Lane, scale: Lane) -> tuple[Lane, Lane, Lane]:
@@ -82,7 +82,7 @@ def scaled(o: Lanes, n: int, n_groups: int, levels: Levels, grid: Grid, most: in
 
     zero = o.number(0.0)
     before, lx, ll = o.loop(n_groups, rounded, zero, zero, zero)
-    fitted_bits, fitted = stored(o, lx * o.inverse(ll))
+    fitted = stored(o, lx * o.inverse(ll))
     (after,) = o.loop(n_groups, lambda g, total: [total + gain(g, fitted, scales[g])[0]], zero)
     is_better = after > before
     d = o.select(is_better, fitted, d)
@@ -134,8 +134,8 @@ def affine(o: Lanes, n: int, n_groups: int, top: int, grid: Grid, most: int) -> 
         return [o.maximum(scales[g], largest), o.maximum(minimums[g], lowest)]
 
     largest, lowest = o.loop(n_groups, searched, zero, zero)
-    _, d = stored_scale(o, largest * (1.0 / most))
-    _, dmin = stored_scale(o, lowest * (1.0 / most))
+    d = stored_scale(o, largest * (1.0 / most))
+    dmin = stored_scale(o, lowest * (1.0 / most))
     inverse, inverse_min = o.inverse(d), o.inverse(dmin)
     up, along = o.table(4), o.table(4)  # neighbours: scale -1 and +1, minimum -1 and +1
     for i, (a, b) in enumerate(((-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))):
@@ -170,8 +170,8 @@ def affine(o: Lanes, n: int, n_groups: int, top: int, grid: Grid, most: int) -> 
     share = o.inverse(determinant)
     new_d, new_dmin = (bb * xa - ab * xb) * share, (ab * xa - aa * xb) * share
     is_sound = (determinant > 0.0) & (new_d > 0.0) & (new_dmin > 0.0)
-    _, new_d = stored(o, o.select(is_sound, new_d, d))
-    _, new_dmin = stored(o, o.select(is_sound, new_dmin, dmin))
+    new_d = stored(o, o.select(is_sound, new_d, d))
+    new_dmin = stored(o, o.select(is_sound, new_dmin, dmin))
 
     def gain(g: Index, total: Lane) -> list[Lane]:
         a, b = new_d * scales[g], 0.0 - new_dmin * minimums[g]

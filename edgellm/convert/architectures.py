@@ -185,6 +185,28 @@ def _phi3(c: HFConfig) -> Keys:
     )
 
 
+def _ministral3(c: HFConfig) -> Keys:
+    growth = rope_parameters(c).get("llama_4_scaling_beta")
+    if growth is None:
+        return {}
+    if isinstance(growth, bool) or not isinstance(growth, int | float):
+        raise c.refuse("rope_parameters", f"has llama_4_scaling_beta {growth!r}")
+    return {"attention.temperature_scale": float(growth)}
+
+
+def _glm4_moe(c: HFConfig) -> Keys:
+    return {
+        **_experts(c, "n_routed_experts"),
+        "expert_shared_count": c.integer("n_shared_experts"),
+        "leading_dense_block_count": c.integer("first_k_dense_replace"),
+        "expert_gating_func": 2,  # sigmoid
+        "expert_weights_norm": c.flag("norm_topk_prob", True),
+        "expert_weights_scale": c.number("routed_scaling_factor", 1.0),
+        "expert_group_count": c.integer("n_group", 1),
+        "expert_group_used_count": c.integer("topk_group", 1),
+    }
+
+
 def _lfm2(c: HFConfig) -> Keys:
     """Layers of attention have heads for keys and values, those of convolutions none. The width of
     the feed-forward network is reckoned as Lfm2MLP does."""
@@ -273,6 +295,12 @@ TABLE: dict[str, Architecture] = {
     "Glm4ForCausalLM": Architecture(
         "glm4", defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
     ),
+    "Glm4MoeForCausalLM": Architecture(
+        "glm4moe", _glm4_moe, defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
+    ),
+    "Ministral3ForCausalLM": Architecture(
+        "mistral3", _ministral3, pairs=True, defaults={"rms_norm_eps": 1e-5}
+    ),
     "GPT2LMHeadModel": Architecture(
         "gpt2", layer_norm=True, is_tied=True, has_rope=False, n_ff_by_n_embd=4,
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
@@ -284,3 +312,14 @@ TABLE: dict[str, Architecture] = {
 }  # fmt: skip
 # one model with text only, and with a part that sees
 TABLE["Gemma3ForConditionalGeneration"] = TABLE["Gemma3ForCausalLM"]
+
+
+def row_of(values: Mapping[str, Any]) -> Architecture | None:
+    """The row of a config.json. Mistral 3 that sees holds one of two classes of text models."""
+    names = values.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    inner = values.get("text_config")
+    if name == "Mistral3ForConditionalGeneration" and isinstance(inner, dict):
+        kinds = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}
+        name = kinds.get(str(inner.get("model_type")))
+    return TABLE.get(name) if isinstance(name, str) else None

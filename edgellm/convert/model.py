@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.convert import outtype as types
-from edgellm.convert.architectures import TABLE, Architecture, common, rotated
+from edgellm.convert.architectures import TABLE, Architecture, common, rotated, row_of
 from edgellm.convert.checkpoint import Checkpoint, read_json
 from edgellm.convert.config import HFConfig
 from edgellm.convert.errors import ConvertError
@@ -34,11 +34,9 @@ def read_config(folder: Path) -> tuple[Architecture, HFConfig]:
     """The row and the fields of a directory's config.json."""
     path = folder / "config.json"
     values = read_json(path)
-    names = values.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    row = TABLE.get(name) if isinstance(name, str) else None
+    row = row_of(values)
     if row is None:
-        known = ", ".join(sorted(TABLE))
+        names, known = values.get("architectures"), ", ".join(sorted(TABLE))
         raise ConvertError(f"{path}: architectures is {names!r}; supported: {known}.")
     if method := values.get("quantization_config"):
         kind = method.get("quant_method") if isinstance(method, dict) else method

@@ -64,7 +64,7 @@ def rope_metadata(config: HFConfig, dim: int) -> tuple[dict[str, Any], Tables]:
         )  # fmt: skip
         return keys, {"rope_freqs.weight": table}
     if kind == "yarn":
-        return keys | yarn(config, scaling, number, original(n_ctx)), {}
+        return keys | yarn(scaling, number, original(n_ctx)), {}
     if kind in ("longrope", "su"):
         tables: Tables = {}
         for name in ("long", "short"):
@@ -86,22 +86,25 @@ def rope_metadata(config: HFConfig, dim: int) -> tuple[dict[str, Any], Tables]:
     )
 
 
-def yarn(config: HFConfig, scaling: dict[str, Any], number: Any, n_ctx: int) -> dict[str, Any]:
-    """YaRN's keys. A runner multiplies queries and keys by 0.1 ln(factor) + 1 of its own accord, so
-    another attention_factor is stated in proportion to that."""
+def yarn(scaling: dict[str, Any], number: Any, n_ctx: int) -> dict[str, Any]:
+    """YaRN's keys (arXiv:2309.00071). A runner multiplies queries and keys by 0.1 ln(factor) + 1 of
+    its own accord, so another attention factor is stated in proportion to that."""
     factor = number("factor")
-    for name in ("mscale", "mscale_all_dim"):
-        if scaling.get(name):
-            raise config.refuse("rope_scaling", f"has {name}, which is not supported")
+
+    def magnitude(name: str) -> float:
+        return 0.1 * number(name) * math.log(factor) + 1 if factor > 1 else 1.0
+
     keys = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
         "rope.scaling.original_context_length": n_ctx,
     }
-    own = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-    magnitude = number("attention_factor", own)
-    if magnitude != own:
-        keys["rope.scaling.attn_factor"] = magnitude / own
+    own = usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        usual = magnitude("mscale") / magnitude("mscale_all_dim")
+    wanted = usual if scaling.get("attention_factor") is None else number("attention_factor")
+    if wanted != own:
+        keys["rope.scaling.attn_factor"] = wanted / own
     for name in ("beta_fast", "beta_slow"):
         if scaling.get(name) is not None:
             keys[f"rope.scaling.yarn_{name}"] = number(name)

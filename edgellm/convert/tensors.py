@@ -30,6 +30,8 @@ _OTHER = re.compile(
     r"|pooler\."  # of classifiers: embeddings are pooled from all rows
 )
 _PREFIX = re.compile(r"^(model\.)?language_model\.(model\.)?")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_CORRECTION = "e_score_correction.bias"  # as the map has it
 _STACKED = re.compile(r"(.*\.experts|.*layernorm)\.(?:norms\.)?(\d+)\.(.+)")
 
 
@@ -91,10 +93,15 @@ def _name_map(architecture: str, n_layers: int) -> Any:
 def _grouped(sources: dict[str, Source], config: HFConfig) -> dict[str, list[Source]]:
     """Sources by the name of what they become together."""
     groups: dict[str, dict[int, Source]] = {}
+    # layers behind the last are drafts of further tokens, which are not run
+    end = config.n_layers + config.integer("num_nextn_predict_layers", 0)
     for full, source in sources.items():
         if _OTHER.match(full):
             continue
-        name = language_model_name(full)
+        name = language_model_name(full).replace("e_score_correction_bias", _CORRECTION)
+        layer = _LAYER.match(name)
+        if layer and config.n_layers <= int(layer[1]) < end:
+            continue
         number, stacked = 0, _STACKED.fullmatch(name)
         if stacked:
             name, number = f"{stacked[1]}.{stacked[3]}", int(stacked[2])

@@ -94,6 +94,18 @@ def test_the_same_bits_in_any_company(tiny_model: Make, tmp_path: Path) -> None:
         assert np.array_equal(llm.logits(prompts[-1]), rows)
 
 
+def test_every_op_agrees_with_the_specification(
+    tiny_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("EDGELLM_TRACE", "ops")
+    base = tiny_model("gemma3")
+    adapter = adapters.write(tmp_path / "a.gguf", base)
+    with LLM(base, n_threads=2, lora=adapter) as llm:
+        llm.generate(TOKENS[:40].tolist(), GREEDY)
+    assert "agree with the reference" in capfd.readouterr().err
+
+
 def test_on_the_gpu_it_equals_merged_weights(
     tiny_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulator: None
 ) -> None:

@@ -8,12 +8,21 @@ from pathlib import Path
 import cross
 import numpy as np
 import pytest
+import weight_rows
 from cross import Call, Machine
 from numpy.typing import NDArray
 from samples import nmse, random_rows
 
 from edgellm.kernels import reference
-from edgellm.kernels.cpu import activations, attention, elementwise, linear, norms, peaks
+from edgellm.kernels.cpu import (
+    activations,
+    attention,
+    elementwise,
+    encode,
+    linear,
+    norms,
+    peaks,
+)
 from edgellm.kernels.cpu.activations import PLAIN
 from edgellm.kernels.cpu.arm_features import features_of
 from edgellm.kernels.cpu.attention import PIECE, AttentionShape
@@ -224,6 +233,30 @@ class TestAttention:
             assert np.array_equal(held[:n], by_name(kind.name).quantize(rows))
         expected = reference.OPS["attention"](graph.ops[-1], [q, k, v], step)
         assert nmse(out, expected) < 1e-11
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16", *weight_rows.NAMES])
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["plain", "weighted"])
+class TestEncode:
+    pytestmark = slow
+
+    def test_the_bits_of_the_specification(
+        self, machine: Machine, name: str, is_weighted: bool
+    ) -> None:
+        kind, n = by_name(name), 512
+        if kind.block == 1 and is_weighted:
+            pytest.skip("plain floats have no weights")
+        rows = weight_rows.samples()["outliers"][:6, :n].copy()
+        rows[1], rows[2, :40], rows[3] = 0, 1, rows[3] * np.float32(1e-6)
+        weights = weight_rows.importances()[:n].copy()
+        n_blocks = rows.size // kind.block
+        out = np.zeros((n_blocks, kind.bytes), np.uint8)
+        steps = -(-n_blocks // machine.target.lanes)
+        args = [rows, out, n_blocks, weights, n // kind.block]
+        emit = encode.make_encode(kind, is_weighted)
+        machine.run(Call(f"encode_{name}_{is_weighted}", emit, args, 0, steps))
+        want = kind.quantize(rows, weights if is_weighted else None)
+        assert np.array_equal(out, want.reshape(out.shape))
 
 
 class TestPeaks:

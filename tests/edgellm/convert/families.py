@@ -48,6 +48,8 @@ class Family:
     conv1d: bool = False  # matrices are stored [n_in, n_out]
     normalized: bool = False  # shares of the chosen experts sum to 1
     shared_expert: bool = False
+    n_dense: int = 0  # first layers without experts
+    gating: str = "softmax"  # or sigmoid, with a bias that counts for the choice alone
     convolved: Any = None  # which layers are short convolutions; None: none
 
 
@@ -127,6 +129,31 @@ FAMILIES: dict[str, Family] = {
          "k_norm": "self_attn.k_layernorm", "gate": "feed_forward.w1", "up": "feed_forward.w3",
          "down": "feed_forward.w2"},
         qk_norm="head", convolved=lambda i: i != 2),
+    "glm4moe": Family(
+        {**experts("Glm4MoeForCausalLM", norm_topk_prob=True, routed_scaling_factor=1.5,
+                   n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1,
+                   partial_rotary_factor=0.5), "n_routed_experts": 4},
+        {**LLAMA, **{f"shared_expert.{role}": f"mlp.shared_experts.{role}_proj"
+                     for role in ("gate", "up", "down")}},
+        rotary=0.5, biases=("q", "k", "v"), normalized=True, n_dense=1, gating="sigmoid"),
+    "yarn": Family(architecture(
+        "Qwen2ForCausalLM", max_position_embeddings=256, hidden_size=128,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+        biases=("q", "k", "v")),
+    "yarn-factor": Family(architecture(
+        "MistralForCausalLM", max_position_embeddings=256, head_dim=32,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                      "attention_factor": 0.9})),
+    "yarn-betas": Family(architecture(
+        "MistralForCausalLM", max_position_embeddings=256, head_dim=32,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+                      "beta_fast": 16.0, "beta_slow": 2.0})),
+    "ministral3": Family(
+        {**architecture("Ministral3ForCausalLM", max_position_embeddings=256, head_dim=32),
+         "rope_theta": None, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.3}}),
     "gpt2": Family(
         {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 3, "n_head": 4,
          "n_positions": 512, "layer_norm_epsilon": 1e-5},
@@ -137,6 +164,26 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
+def yarn(scaling: dict[str, Any], frequencies: Any, dim: int, base_: float) -> tuple[Any, float]:
+    """_compute_yarn_parameters of modeling_rope_utils.py"""
+    factor, n_ctx = scaling["factor"], scaling["original_max_position_embeddings"]
+
+    def correction(turns: float) -> float:
+        return float(dim * math.log(n_ctx / (turns * 2 * math.pi)) / (2 * math.log(base_)))
+
+    low = max(math.floor(correction(scaling.get("beta_fast", 32))), 0)
+    high = min(math.ceil(correction(scaling.get("beta_slow", 1))), dim - 1)
+    ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    scaled = frequencies / factor * ramp + frequencies * (1 - ramp)
+
+    def mscale(m: float) -> float:
+        return 0.1 * m * math.log(factor) + 1
+
+    if "mscale" in scaling:
+        return scaled, mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
+    return scaled, scaling.get("attention_factor") or mscale(1)
+
+
 def sizes(f: Family) -> dict[str, Any]:
     """The fields of config.json under the names that most have."""
     c = dict(f.config)
@@ -145,6 +192,7 @@ def sizes(f: Family) -> dict[str, Any]:
         c |= {"hidden_size": n, "intermediate_size": 4 * n, "num_hidden_layers": c["n_layer"],
               "num_attention_heads": c["n_head"], "num_key_value_heads": c["n_head"],
               "rms_norm_eps": c["layer_norm_epsilon"], "rope_theta": 10000.0}  # fmt: skip
+    c["rope_theta"] = c.get("rope_theta") or c["rope_parameters"]["rope_theta"]
     c.setdefault("head_dim", c["hidden_size"] // c["num_attention_heads"])
     return c
 
@@ -164,12 +212,13 @@ def random_weights(f: Family, n_vocab: int, seed: int = 0) -> Weights:
         width = c.get("moe_intermediate_size") or n_ff
         shapes |= {"router": (n_experts, n), "expert_gate": (width, n), "expert_up": (width, n),
                    "expert_down": (n, width)}  # fmt: skip
-        if f.shared_expert:
-            shared = c["shared_expert_intermediate_size"]
+        if f.shared_expert or f.gating == "sigmoid":
+            shared = c.get("shared_expert_intermediate_size") or width
             for role, shape in (("gate", (shared, n)), ("up", (shared, n)), ("down", (n, shared))):
                 shapes[f"shared_expert.{role}"] = shape
+        if f.shared_expert:
             shapes["shared_expert_gate"] = (1, n)
-    else:
+    if not n_experts or f.n_dense:
         up = 2 * n_ff if f.gated == "one" else n_ff
         shapes |= {"up": (up, n), "down": (n, n_ff)}
         if f.gated == "two":
@@ -194,13 +243,19 @@ def random_weights(f: Family, n_vocab: int, seed: int = 0) -> Weights:
     for i in range(c["num_hidden_layers"]):
         for role, shape in shapes.items():
             name = f.names.get(role)
-            if role.startswith("shared_expert"):
+            if role.startswith("shared_expert") and not name:
                 name = f"mlp.{role}" + ("_proj" if "." in role else "")
+            of_experts, is_dense = "expert" in role or role == "router", i < f.n_dense
+            if n_experts and (of_experts if is_dense else role in ("gate", "up", "down")):
+                continue
             if not name or (role == "mid" and f.parallel):
                 continue
             copies = n_experts if role.startswith("expert_") else 0
             if f.qk_norm == "heads" and role.endswith("_norm"):
                 copies = c["num_attention_heads" if role == "q_norm" else "num_key_value_heads"]
+            if role == "router" and f.gating == "sigmoid":
+                bias = (0.3 * rng.standard_normal(n_experts)).astype(np.float32)
+                found[f"{f.layers}.{i}.{name}.e_score_correction_bias"] = bias
             for k in range(copies or 1):
                 put(role, f"{f.layers}.{i}.{name.format(k)}", shape)
         if f.convolved is not None and f.convolved(i):
@@ -249,8 +304,11 @@ def logits(f: Family, weights: Weights, tokens: Any) -> Array:
 
     def rotate(x: Array) -> Array:
         dim = int(f.rotary * d)
-        angles = positions[:, None] / c["rope_theta"] ** (np.arange(0, dim, 2) / dim)
-        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        frequencies, magnitude = c["rope_theta"] ** -(np.arange(0, dim, 2) / dim), 1.0
+        if scaling := c.get("rope_scaling") or c.get("rope_parameters"):
+            frequencies, magnitude = yarn(scaling, frequencies, dim, c["rope_theta"])
+        angles = positions[:, None] * frequencies
+        cos, sin = (magnitude * part[:, None] for part in (np.cos(angles), np.sin(angles)))
         turned, out = x[..., :dim], x.copy()
         first, second = (
             (turned[..., 0::2], turned[..., 1::2])
@@ -272,6 +330,9 @@ def logits(f: Family, weights: Weights, tokens: Any) -> Array:
             q, k = head_norm(q, at, "q_norm"), head_norm(k, at, "k_norm")
         if f.rotated is None or f.rotated(i):
             q, k = rotate(q), rotate(k)
+        if growth := (c.get("rope_parameters") or {}).get("llama_4_scaling_beta"):
+            whole = positions // c["rope_parameters"]["original_max_position_embeddings"]
+            q = q * (1 + growth * np.log(1 + whole))[:, None, None]
         k, v = (np.repeat(part, n_heads // n_kv, axis=1) for part in (k, v))
         scale = c.get("query_pre_attn_scalar", d) ** -0.5
         scores = np.einsum("qhd,khd->hqk", q, k) * c.get("attention_multiplier", scale)
@@ -299,7 +360,7 @@ def logits(f: Family, weights: Weights, tokens: Any) -> Array:
 
     def ffn(h: Array, at: str) -> Array:
         names = {role: f"{at}.{name}" for role, name in f.names.items()}
-        if f"{names.get('router')}.weight" in w:
+        if f"{names.get('router')}.weight" in w:  # not in dense layers
             return mixture(h, at, names)
         if f.gated == "two":
             return gated(h, names["gate"], names["up"], names["down"])
@@ -311,15 +372,24 @@ def logits(f: Family, weights: Weights, tokens: Any) -> Array:
 
     def mixture(h: Array, at: str, names: dict[str, str]) -> Array:
         scores = matrix(h, names["router"])
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
+        if f.gating == "sigmoid":
+            shares = 1 / (1 + np.exp(-scores))
+            ranks = shares + w[f"{names['router']}.e_score_correction_bias"]
+        else:
+            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            ranks = shares = shares / shares.sum(-1, keepdims=True)
         out = np.zeros_like(h)
         for t in range(n):
-            chosen = np.argsort(-shares[t])[: c["num_experts_per_tok"]]
+            chosen = np.argsort(-ranks[t])[: c["num_experts_per_tok"]]
             total = shares[t, chosen].sum() if f.normalized else 1.0
             for e in chosen:
                 parts = (names[f"expert_{role}"].format(e) for role in ("gate", "up", "down"))
                 out[t] += shares[t, e] / total * gated(h[t], *parts)
+        if f.gating == "sigmoid":
+            out *= c["routed_scaling_factor"]
+            return out + gated(
+                h, *(names[f"shared_expert.{role}"] for role in ("gate", "up", "down"))
+            )
         if f.shared_expert:
             at = f"{at}.mlp.shared_expert"
             gate = 1 / (1 + np.exp(-matrix(h, f"{at}_gate")))

@@ -119,5 +119,7 @@ def test_flags_of_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is a model, no adapter" in capsys.readouterr().err
     assert run(["export-lora", "-m", str(base), "-o", str(base), "--lora", str(adapter)]) == 2
     assert "is what is read; write to another name" in capsys.readouterr().err
+    assert run(["serve", "--models-dir", str(tmp_path), "--lora", str(adapter)]) == 2
+    assert "--models-dir serves several" in capsys.readouterr().err
     assert run(["export-lora", "-m", str(base)]) == 2
     assert "an adapter is needed" in capsys.readouterr().err

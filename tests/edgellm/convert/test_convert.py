@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from edgellm import LLM
 from edgellm.cli.main import run
-from edgellm.convert.architectures import TABLE
+from edgellm.convert.architectures import TABLE, row_of
 from edgellm.convert.errors import ConvertError
 from edgellm.convert.model import convert_model
 from edgellm.kernels import reference
@@ -78,6 +78,29 @@ def test_logits_of_other_architectures(tmp_path: Path, name: str) -> None:
     tokens = np.random.default_rng(5).integers(0, 300, 60)
     expected = families.logits(family, weights, tokens)
     assert nmse(reference_logits(path, tokens, 0), expected) < 1e-7
+
+
+def test_models_that_see_are_those_of_their_text_model() -> None:
+    seeing = {"architectures": ["Mistral3ForConditionalGeneration"]}
+    for kind, name in (("mistral", "llama"), ("ministral3", "mistral3")):
+        row = row_of({**seeing, "text_config": {"model_type": kind}})
+        assert row is not None and row.name == name
+    assert row_of({**seeing, "text_config": {"model_type": "x"}}) is None
+    assert row_of({"architectures": [["LlamaForCausalLM"]]}) is None
+
+
+def test_layers_behind_the_last_are_left_out_only_as_drafts(tmp_path: Path) -> None:
+    family = families.FAMILIES["glm4moe"]
+    n_vocab = directories.byte_level(tmp_path, directories.QWEN2)
+    weights = families.random_weights(family, n_vocab)
+    weights["model.layers.3.input_layernorm.weight"] = np.ones(64, np.float32)
+    directories.save_weights(tmp_path, weights, "F32")
+    (tmp_path / "config.json").write_text(json.dumps(family.config))
+    with pytest.raises(ConvertError, match=r"layers\.3\.input_layernorm\.weight is not known"):
+        convert_model(tmp_path)
+    edit(tmp_path / "config.json", num_nextn_predict_layers=1)
+    with GGUF(convert_model(tmp_path)) as file:
+        assert not any(name.startswith("blk.3.") for name in file.tensors)
 
 
 def test_an_encoder_makes_the_original_embeddings(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def test_it_computes_the_original_logits(tmp_path: Path, family: str) -> None:
     assert nmse(oracle._run(path, TOKENS, N_CTX), expected) < 1e-7
 
 
-@pytest.mark.parametrize("name", families.FAMILIES)
+# yarn-betas: llama.cpp (0.3.36 of its Python package) computes as if beta_slow were 1
+@pytest.mark.parametrize("name", sorted(families.FAMILIES.keys() - {"yarn-betas"}))
 def test_it_computes_other_architectures_too(tmp_path: Path, name: str) -> None:
     family = families.FAMILIES[name]
     n_vocab = directories.byte_level(tmp_path, directories.QWEN2)
