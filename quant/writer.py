@@ -202,6 +202,8 @@ def refuse_existing(path: str, force: bool) -> None:
     """GGUFError if the target exists and is not to be replaced, or cannot be a file."""
     if os.path.isdir(path):
         raise GGUFError(path, 0, "file", "is a directory; give the path of the file to write")
+    if os.path.exists(path) and not os.path.isfile(path):  # renaming would take a device's place
+        raise GGUFError(path, 0, "file", "is a device or pipe; give the path of a file to write")
     if not force and os.path.lexists(path):
         raise GGUFError(path, 0, "file", "exists; use --force to replace it, or another name")
 

@@ -154,3 +154,14 @@ def test_a_bad_target(tmp_path: Path, folder: str) -> None:
     path = tmp_path / folder / "m.gguf" if folder else tmp_path
     with pytest.raises(GGUFError, match="cannot be written|is a directory"):
         Writer(path, METADATA, [])
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    """A pipe here; as root, /dev/null would be gone for all."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    (tmp_path / "link").symlink_to(path)
+    for target in (path, tmp_path / "link"):
+        with pytest.raises(GGUFError, match="is a device or pipe; give the path of a file"):
+            Writer(target, METADATA, [], force=True)
+    assert path.is_fifo() and len(list(tmp_path.iterdir())) == 2
