@@ -34,6 +34,7 @@ def merge(
         added: dict[str, list[tuple[Array, Array]]] = {}
         for adapter in map(parse, adapters):
             file = opened.enter_context(GGUF(adapter.path))
+            refuse_own(file, out)
             for pair in read_pairs(file, base):
                 factor = np.float32(pair.scale * adapter.scale)
                 b = factor * values(file, pair.b)

@@ -19,7 +19,7 @@ from edgellm.convert.config import HFConfig
 from edgellm.convert.errors import ConvertError
 from edgellm.convert.model import model_name, write_tensors
 from edgellm.convert.tensors import Planned, arrangement, language_model_name, name_in_gguf
-from edgellm.gguf_files import Counter, Progress
+from edgellm.gguf_files import Counter, Progress, refuse_own, refuse_read
 from edgellm.kernels.cpu.convert import Converter
 from edgellm.lora import check_pair
 from edgellm.quant.gguf import GGUF
@@ -40,8 +40,10 @@ def convert_adapter(
     name what does not fit."""
     checkpoint = Checkpoint(folder, "adapter_model.safetensors")
     alpha = _alpha(HFConfig(checkpoint.folder / "adapter_config.json", _settings(checkpoint)))
+    refuse_read(checkpoint.files(), os.fspath(target))
     refuse_existing(os.fspath(target), force)
     with GGUF(base_path) as base:
+        refuse_own(base, os.fspath(target))
         row = next((row for row in TABLE.values() if row.name == base.architecture), None)
         if row is None:
             known = ", ".join(sorted({row.name for row in TABLE.values()}))

@@ -67,6 +67,8 @@ def rotated(config: HFConfig) -> int:
     """Elements of a head that are rotated."""
     part = rope_parameters(config).get("partial_rotary_factor")
     share = config.number("partial_rotary_factor", 1.0 if part is None else part)
+    if not 0 < share <= 1:
+        raise config.refuse("partial_rotary_factor", f"is {share}; needed: above 0, at most 1")
     return int(share * config.head_dim)
 
 
@@ -142,10 +144,13 @@ def _sliding_layers(c: HFConfig, usual_period: int) -> Keys:
     usual = [(i + 1) % usual_period != 0 for i in range(n_layers)]
     flags = usual
     kinds = c.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) == n_layers:
+    known = ("sliding_attention", "full_attention")
+    if isinstance(kinds, list) and len(kinds) == n_layers and all(k in known for k in kinds):
         flags = [kind == "sliding_attention" for kind in kinds]
     elif kinds is not None:
-        raise c.refuse("layer_types", f"must name the kind of each of {n_layers} layers")
+        raise c.refuse(
+            "layer_types", f"must name the kind of each of {n_layers} layers: {' or '.join(known)}"
+        )
     elif period := c.integer("sliding_window_pattern", 0):
         flags = [(i + 1) % period != 0 for i in range(n_layers)]
     return {} if flags == usual else {"attention.sliding_window_pattern": flags}

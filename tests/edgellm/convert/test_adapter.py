@@ -119,6 +119,9 @@ def test_flags_of_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is a model, no adapter" in capsys.readouterr().err
     assert run(["export-lora", "-m", str(base), "-o", str(base), "--lora", str(adapter)]) == 2
     assert "is what is read; write to another name" in capsys.readouterr().err
+    export = ["export-lora", "-m", str(base), "--lora", str(adapter), "--force"]
+    assert run([*export, "-o", str(adapter)]) == 2
+    assert "a.gguf: file is what is read" in capsys.readouterr().err
     assert run(["serve", "--models-dir", str(tmp_path), "--lora", str(adapter)]) == 2
     assert "--models-dir serves several" in capsys.readouterr().err
     assert run(["export-lora", "-m", str(base)]) == 2
