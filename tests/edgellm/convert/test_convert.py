@@ -285,11 +285,18 @@ def test_damaged_and_missing_files_are_named(
     assert "must be one of auto, f32, f16, bf16, q8_0" in capsys.readouterr().err
 
 
-def test_a_tensor_without_a_name_and_numbers_beyond_f16_are_refused(tmp_path: Path) -> None:
+def test_tensors_without_a_name_and_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     weights = directories.write(tmp_path, "qwen2")
     directories.save_weights(tmp_path, {**weights, "model.odd.weight": np.zeros((4, 4))}, "F32")
     with pytest.raises(ConvertError, match=r"tensor model\.odd\.weight is not known of qwen2"):
         convert_model(tmp_path)
+    for dtype in ("F32", "F16", "BF16"):  # rows of the same type are copied
+        weights["model.embed_tokens.weight"][3, 3] = np.nan
+        directories.save_weights(tmp_path, weights, dtype)
+        with pytest.raises(
+            ConvertError, match=r"embed_tokens\.weight has numbers that are not fin"
+        ):
+            convert_model(tmp_path, outtype=dtype.lower())
     weights["model.embed_tokens.weight"][3, 3] = 70000
     directories.save_weights(tmp_path, weights, "F32")
     with pytest.raises(ConvertError, match=r"embed_tokens\.weight: F16 cannot hold 70000"):
