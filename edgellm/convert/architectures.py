@@ -31,6 +31,7 @@ class Architecture:
     pairs: bool = False  # rotation pairs neighbours: rows of q and k are reordered for that
     norm_offset: float = 0.0  # added to norms: the model multiplies by 1 + weight
     layer_norm: bool = False  # with a mean, not RMS
+    act: str = "silu"  # hidden_act; "" where the row or the class sees to it
     is_tied: bool = False  # what tie_word_embeddings is where the file does not say
     transposed: tuple[str, ...] = ()  # matrices stored [n_in, n_out]
     has_rope: bool = True
@@ -48,6 +49,8 @@ def common(config: HFConfig, row: Architecture) -> Keys:
         n_ff = config.integer("intermediate_size", row.n_ff_by_n_embd * n_embd)
     else:
         n_ff = config.integer("intermediate_size")
+    if row.act:
+        config.must_be("hidden_act", row.act, row.act)
     eps = "layer_norm_epsilon" if row.layer_norm else "layer_norm_rms_epsilon"
     keys: Keys = {
         "block_count": config.n_layers,
@@ -251,25 +254,25 @@ TABLE: dict[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture("qwen3", defaults={"rms_norm_eps": 1e-6, "head_dim": 128}),
     "Qwen2MoeForCausalLM": Architecture("qwen2moe", _qwen_moe(False)),
     "Qwen3MoeForCausalLM": Architecture("qwen3moe", _qwen_moe(True)),
-    "GemmaForCausalLM": Architecture("gemma", norm_offset=1, is_tied=True, defaults=_GEMMA),
+    "GemmaForCausalLM": Architecture("gemma", act="", norm_offset=1, is_tied=True, defaults=_GEMMA),
     "Gemma2ForCausalLM": Architecture(
-        "gemma2", _gemma2, norm_offset=1, is_tied=True,
+        "gemma2", _gemma2, act="", norm_offset=1, is_tied=True,
         defaults={**_GEMMA, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
                   "final_logit_softcapping": 30.0},
     ),
     "Gemma3ForCausalLM": Architecture(
-        "gemma3", _gemma3, norm_offset=1, is_tied=True,
+        "gemma3", _gemma3, act="", norm_offset=1, is_tied=True,
         defaults={**_GEMMA, "max_position_embeddings": 131072, "num_attention_heads": 8,
                   "num_key_value_heads": 4, "sliding_window": 4096, "rope_theta": 1e6,
                   "num_hidden_layers": 26, "hidden_size": 2304, "intermediate_size": 9216},
     ),
     "Phi3ForCausalLM": Architecture("phi3", _phi3, defaults={"rms_norm_eps": 1e-5}),
     "PhiForCausalLM": Architecture(
-        "phi2", layer_norm=True, names=_LAYER_NORM_EPS,
+        "phi2", act="gelu_new", layer_norm=True, names=_LAYER_NORM_EPS,
         defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     ),
     "BertModel": Architecture(
-        "bert", _bert, layer_norm=True, has_rope=False, names=_LAYER_NORM_EPS,
+        "bert", _bert, act="", layer_norm=True, has_rope=False, names=_LAYER_NORM_EPS,
         defaults={"layer_norm_eps": 1e-12},
     ),
     "Lfm2ForCausalLM": Architecture(
@@ -286,7 +289,7 @@ TABLE: dict[str, Architecture] = {
         defaults={"rms_norm_eps": 1e-6, "rope_theta": 2e6},
     ),
     "Starcoder2ForCausalLM": Architecture(
-        "starcoder2", layer_norm=True, is_tied=True, names=_NORM_EPS,
+        "starcoder2", act="gelu_pytorch_tanh", layer_norm=True, is_tied=True, names=_NORM_EPS,
         defaults={"norm_epsilon": 1e-5},
     ),
     "StableLmForCausalLM": Architecture(
@@ -307,10 +310,11 @@ TABLE: dict[str, Architecture] = {
         "mistral3", _ministral3, pairs=True, defaults={"rms_norm_eps": 1e-5}
     ),
     "GPT2LMHeadModel": Architecture(
-        "gpt2", layer_norm=True, is_tied=True, has_rope=False, n_ff_by_n_embd=4,
+        "gpt2", act="gelu_new", layer_norm=True, is_tied=True, has_rope=False, n_ff_by_n_embd=4,
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
         defaults={"layer_norm_epsilon": 1e-5},
-        names={"rms_norm_eps": "layer_norm_epsilon", "hidden_size": "n_embd",
+        names={"hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilon",
+               "hidden_size": "n_embd",
                "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
                "max_position_embeddings": "n_positions", "intermediate_size": "n_inner"},
     ),

@@ -244,6 +244,7 @@ def edit(path: Path, **fields: Any) -> None:
         ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 10**400}}, r"has factor 10+; a posi"),
         ("qwen2", {"partial_rotary_factor": 1e308}, r"partial_rotary_factor is 1e\+308"),
         ("qwen2", {"partial_rotary_factor": 1.5}, r"is 1.5; needed: above 0, at most 1"),
+        ("llama", {"hidden_act": "gelu"}, r"hidden_act is 'gelu'; .* supported with 'silu' only"),
         ("gemma3", {"layer_types": ["odd"] * 7}, r"layer_types must name the kind of each of 7"),
     ],
 )  # fmt: skip
@@ -330,6 +331,15 @@ def test_vocabularies_larger_than_the_table(
     directories.sentencepiece_model(tmp_path, n=350)
     with pytest.raises(ConvertError, match="has 350 tokens, the model only 344 rows"):
         convert_model(tmp_path, force=True)
+
+
+def test_ends_that_only_config_json_has(tmp_path: Path) -> None:
+    directories.write(tmp_path, "qwen2")
+    (tmp_path / "generation_config.json").unlink()
+    original = HFTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ends = [original.token_to_id(text) for text in ("<|end|>", "</tool>")]
+    edit(tmp_path / "config.json", eos_token_id=ends)
+    assert Tokenizer.from_gguf(convert_model(tmp_path)).eog == set(ends)
 
 
 def test_what_no_layer_reads_is_refused(tmp_path: Path) -> None:
