@@ -160,9 +160,13 @@ def merge(path: str, out: str, *, force: bool = False, progress: Progress | None
 
 def refuse_own(gguf: GGUF, out: str) -> None:
     """A file that is being read cannot be replaced, with whatever flag."""
-    for part in gguf.parts:
-        if os.path.exists(out) and os.path.samefile(part.path, out):
-            raise GGUFError(out, 0, "file", "is what is read; write to another name")
+    refuse_read((part.path for part in gguf.parts), out)
+
+
+def refuse_read(paths: Iterable[str | os.PathLike[str]], out: str) -> None:
+    """The same of any files."""
+    if os.path.exists(out) and any(os.path.samefile(path, out) for path in paths):
+        raise GGUFError(out, 0, "file", "is what is read; write to another name")
 
 
 # Metadata

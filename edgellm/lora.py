@@ -66,6 +66,17 @@ class Pair:
     b: TensorInfo
     scale: float
 
+    def factor(self, adapter: Adapter) -> np.float32:
+        """Of B A. LoRAError where float32 does not hold it."""
+        with np.errstate(over="ignore"):
+            found = np.float32(self.scale * adapter.scale)
+        if not np.isfinite(found):
+            raise LoRAError(
+                f"{adapter.path}: {self.name} would be corrected by {self.scale:g} times "
+                f"{adapter.scale:g}, which float32 does not hold; give a smaller scale."
+            )
+        return found
+
 
 def attach(base: GGUF, adapters: Given | Iterable[Given]) -> list[Adapter]:
     """Have a graph built from the base add what the adapters say; LoRAError in one sentence for
@@ -81,7 +92,7 @@ def attach(base: GGUF, adapters: Given | Iterable[Given]) -> list[Adapter]:
             for pair in pairs:
                 a, b = (f"lora.{number}.{info.name}" for info in (pair.a, pair.b))
                 names |= {pair.a.name: a, pair.b.name: b}
-                added = LowRank(a, b, pair.scale * adapter.scale)
+                added = LowRank(a, b, float(pair.factor(adapter)))
                 base.low_rank.setdefault(pair.name, []).append(added)
             base.attach(file, names)
         finally:
@@ -143,7 +154,7 @@ def check_pair(
             f"{path}: corrects {name}; adapters for embeddings, vectors and experts are not "
             "supported."
         )
-    if len(a) != 2 or len(b) != 2 or (a[0], b[1]) != info.shape or a[1] != b[0]:
+    if len(a) != 2 or len(b) != 2 or (a[0], b[1]) != info.shape or not 0 < a[1] == b[0]:
         raise LoRAError(
             f"{path}: for {name} of shape {list(info.shape)} has A {list(a)} and B {list(b)}; "
             f"needed: [{info.shape[0]}, rank] and [rank, {info.shape[1]}]."

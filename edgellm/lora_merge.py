@@ -34,9 +34,10 @@ def merge(
         added: dict[str, list[tuple[Array, Array]]] = {}
         for adapter in map(parse, adapters):
             file = opened.enter_context(GGUF(adapter.path))
+            refuse_own(file, out)
             for pair in read_pairs(file, base):
-                factor = np.float32(pair.scale * adapter.scale)
-                b = factor * values(file, pair.b)
+                with np.errstate(over="ignore"):  # of the sum, which is checked
+                    b = pair.factor(adapter) * values(file, pair.b)
                 added.setdefault(pair.name, []).append((values(file, pair.a), b))
         tensors = list(base.tensors.values())
         _refuse_without_encoder(base, [info for info in tensors if info.name in added])
@@ -65,8 +66,11 @@ def _merged(
         raw = np.empty((end - first, info.row_bytes), np.uint8)
         base.read_into(info, first * info.row_bytes, raw.reshape(-1))
         rows = converter.convert(raw, info.type, f32).view(np.float32)
-        for a, b in added:
-            rows += b[first:end] @ a
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
+            for a, b in added:
+                rows += b[first:end] @ a
+        if not np.isfinite(rows).all():  # float32 would keep them
+            raise LoRAError(f"{base.path}: {info.name} after merging has numbers out of range.")
         try:
             yield converter.convert(rows.view(np.uint8), f32, info.type)
         except UnencodableError as error:

@@ -19,7 +19,7 @@ from edgellm.convert.config import HFConfig
 from edgellm.convert.errors import ConvertError
 from edgellm.convert.model import model_name, write_tensors
 from edgellm.convert.tensors import Planned, arrangement, language_model_name, name_in_gguf
-from edgellm.gguf_files import Counter, Progress
+from edgellm.gguf_files import Counter, Progress, refuse_own, refuse_read
 from edgellm.kernels.cpu.convert import Converter
 from edgellm.lora import check_pair
 from edgellm.quant.gguf import GGUF
@@ -29,7 +29,10 @@ from edgellm.quant.writer import Writer, refuse_existing
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)(?:\.default)?\.weight")
 _UNSUPPORTED = (
     "use_dora", "modules_to_save", "alpha_pattern", "lora_bias", "trainable_token_indices",
+    "alora_invocation_tokens", "layer_replication", "use_qalora",
 )  # fmt: skip
+# Ways of beginning that subtract from the base's weights: the adapter fits what is left only.
+_OF_OTHER_WEIGHTS = ("pissa", "olora", "corda", "loftq")
 
 
 def convert_adapter(
@@ -39,9 +42,11 @@ def convert_adapter(
     """Write a GGUF adapter for the model at ``base_path``. ConvertError, LoRAError and GGUFError
     name what does not fit."""
     checkpoint = Checkpoint(folder, "adapter_model.safetensors")
-    alpha = _alpha(HFConfig(checkpoint.folder / "adapter_config.json", _settings(checkpoint)))
+    settings = HFConfig(checkpoint.folder / "adapter_config.json", _settings(checkpoint))
+    refuse_read(checkpoint.files(), os.fspath(target))
     refuse_existing(os.fspath(target), force)
     with GGUF(base_path) as base:
+        refuse_own(base, os.fspath(target))
         row = next((row for row in TABLE.values() if row.name == base.architecture), None)
         if row is None:
             known = ", ".join(sorted({row.name for row in TABLE.values()}))
@@ -50,6 +55,7 @@ def convert_adapter(
                 f"{known}."
             )
         tensors = _plan(checkpoint, row, base)
+        alpha = _alpha(settings, {t.shape[0] for t in tensors if t.name.endswith("lora_a")})
         metadata = {
             "general.architecture": encode(base.architecture),
             "general.type": encode("adapter"),
@@ -58,10 +64,10 @@ def convert_adapter(
             "adapter.type": encode("lora"),
             "adapter.lora.alpha": encode(alpha),
         }
-    new = [types.adapter_tensor(tensor, outtype) for tensor in tensors]
-    tell = Counter(sum(tensor.n_bytes for tensor in new), progress)
-    with Converter(1) as converter, Writer(target, metadata, new, force=force) as out:
-        write_tensors(out, tensors, new, converter, tell)
+        new = [types.adapter_tensor(tensor, outtype) for tensor in tensors]
+        tell = Counter(sum(tensor.n_bytes for tensor in new), progress)
+        with Converter(1) as converter, Writer(target, metadata, new, force=force) as out:
+            write_tensors(out, tensors, new, converter, tell)
     return Path(target)
 
 
@@ -76,17 +82,28 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
             raise ConvertError(f"{path}: {name} is {settings[name]!r}, which is not supported.")
     if settings.get("bias", "none") != "none":
         raise ConvertError(f"{path}: bias is {settings['bias']!r}; supported: none.")
+    begun = settings.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_OF_OTHER_WEIGHTS):
+        raise ConvertError(
+            f"{path}: init_lora_weights is {begun!r}, by which the base's weights were changed; "
+            "have PEFT convert it to an ordinary adapter when it saves it."
+        )
     return settings
 
 
-def _alpha(settings: HFConfig) -> float:
+def _alpha(settings: HFConfig, ranks: set[int]) -> float:
     """What GGUF divides by the rank. Rank-stabilized adapters (arXiv:2312.03732) divide by its root
     instead, which comes to the same while all pairs have one rank."""
     alpha = settings.number("lora_alpha")
+    if not alpha:  # in GGUF it would mean the whole of it
+        raise settings.refuse("lora_alpha", "is 0: the adapter changes nothing")
     if not settings.flag("use_rslora", False):
         return alpha
     settings.must_be("rank_pattern", {}, {})
-    return alpha * math.sqrt(settings.integer("r"))
+    rank = settings.integer("r")
+    if ranks != {rank}:
+        raise settings.refuse("r", f"is {rank}, but the tensors have ranks {sorted(ranks)}")
+    return alpha * math.sqrt(rank)
 
 
 def _plan(checkpoint: Checkpoint, row: Architecture, base: GGUF) -> list[Planned]:

@@ -31,6 +31,7 @@ class Architecture:
     pairs: bool = False  # rotation pairs neighbours: rows of q and k are reordered for that
     norm_offset: float = 0.0  # added to norms: the model multiplies by 1 + weight
     layer_norm: bool = False  # with a mean, not RMS
+    act: str = "silu"  # hidden_act; "" where the row or the class sees to it
     is_tied: bool = False  # what tie_word_embeddings is where the file does not say
     transposed: tuple[str, ...] = ()  # matrices stored [n_in, n_out]
     has_rope: bool = True
@@ -48,6 +49,8 @@ def common(config: HFConfig, row: Architecture) -> Keys:
         n_ff = config.integer("intermediate_size", row.n_ff_by_n_embd * n_embd)
     else:
         n_ff = config.integer("intermediate_size")
+    if row.act:
+        config.must_be("hidden_act", row.act, row.act)
     eps = "layer_norm_epsilon" if row.layer_norm else "layer_norm_rms_epsilon"
     keys: Keys = {
         "block_count": config.n_layers,
@@ -67,6 +70,8 @@ def rotated(config: HFConfig) -> int:
     """Elements of a head that are rotated."""
     part = rope_parameters(config).get("partial_rotary_factor")
     share = config.number("partial_rotary_factor", 1.0 if part is None else part)
+    if not 0 < share <= 1:
+        raise config.refuse("partial_rotary_factor", f"is {share}; needed: above 0, at most 1")
     return int(share * config.head_dim)
 
 
@@ -142,10 +147,13 @@ def _sliding_layers(c: HFConfig, usual_period: int) -> Keys:
     usual = [(i + 1) % usual_period != 0 for i in range(n_layers)]
     flags = usual
     kinds = c.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) == n_layers:
+    known = ("sliding_attention", "full_attention")
+    if isinstance(kinds, list) and len(kinds) == n_layers and all(k in known for k in kinds):
         flags = [kind == "sliding_attention" for kind in kinds]
     elif kinds is not None:
-        raise c.refuse("layer_types", f"must name the kind of each of {n_layers} layers")
+        raise c.refuse(
+            "layer_types", f"must name the kind of each of {n_layers} layers: {' or '.join(known)}"
+        )
     elif period := c.integer("sliding_window_pattern", 0):
         flags = [(i + 1) % period != 0 for i in range(n_layers)]
     return {} if flags == usual else {"attention.sliding_window_pattern": flags}
@@ -246,25 +254,25 @@ TABLE: dict[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture("qwen3", defaults={"rms_norm_eps": 1e-6, "head_dim": 128}),
     "Qwen2MoeForCausalLM": Architecture("qwen2moe", _qwen_moe(False)),
     "Qwen3MoeForCausalLM": Architecture("qwen3moe", _qwen_moe(True)),
-    "GemmaForCausalLM": Architecture("gemma", norm_offset=1, is_tied=True, defaults=_GEMMA),
+    "GemmaForCausalLM": Architecture("gemma", act="", norm_offset=1, is_tied=True, defaults=_GEMMA),
     "Gemma2ForCausalLM": Architecture(
-        "gemma2", _gemma2, norm_offset=1, is_tied=True,
+        "gemma2", _gemma2, act="", norm_offset=1, is_tied=True,
         defaults={**_GEMMA, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
                   "final_logit_softcapping": 30.0},
     ),
     "Gemma3ForCausalLM": Architecture(
-        "gemma3", _gemma3, norm_offset=1, is_tied=True,
+        "gemma3", _gemma3, act="", norm_offset=1, is_tied=True,
         defaults={**_GEMMA, "max_position_embeddings": 131072, "num_attention_heads": 8,
                   "num_key_value_heads": 4, "sliding_window": 4096, "rope_theta": 1e6,
                   "num_hidden_layers": 26, "hidden_size": 2304, "intermediate_size": 9216},
     ),
     "Phi3ForCausalLM": Architecture("phi3", _phi3, defaults={"rms_norm_eps": 1e-5}),
     "PhiForCausalLM": Architecture(
-        "phi2", layer_norm=True, names=_LAYER_NORM_EPS,
+        "phi2", act="gelu_new", layer_norm=True, names=_LAYER_NORM_EPS,
         defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     ),
     "BertModel": Architecture(
-        "bert", _bert, layer_norm=True, has_rope=False, names=_LAYER_NORM_EPS,
+        "bert", _bert, act="", layer_norm=True, has_rope=False, names=_LAYER_NORM_EPS,
         defaults={"layer_norm_eps": 1e-12},
     ),
     "Lfm2ForCausalLM": Architecture(
@@ -281,7 +289,7 @@ TABLE: dict[str, Architecture] = {
         defaults={"rms_norm_eps": 1e-6, "rope_theta": 2e6},
     ),
     "Starcoder2ForCausalLM": Architecture(
-        "starcoder2", layer_norm=True, is_tied=True, names=_NORM_EPS,
+        "starcoder2", act="gelu_pytorch_tanh", layer_norm=True, is_tied=True, names=_NORM_EPS,
         defaults={"norm_epsilon": 1e-5},
     ),
     "StableLmForCausalLM": Architecture(
@@ -302,10 +310,11 @@ TABLE: dict[str, Architecture] = {
         "mistral3", _ministral3, pairs=True, defaults={"rms_norm_eps": 1e-5}
     ),
     "GPT2LMHeadModel": Architecture(
-        "gpt2", layer_norm=True, is_tied=True, has_rope=False, n_ff_by_n_embd=4,
+        "gpt2", act="gelu_new", layer_norm=True, is_tied=True, has_rope=False, n_ff_by_n_embd=4,
         transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
         defaults={"layer_norm_epsilon": 1e-5},
-        names={"rms_norm_eps": "layer_norm_epsilon", "hidden_size": "n_embd",
+        names={"hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilon",
+               "hidden_size": "n_embd",
                "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
                "max_position_embeddings": "n_positions", "intermediate_size": "n_inner"},
     ),

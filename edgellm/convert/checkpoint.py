@@ -84,7 +84,8 @@ class Checkpoint:
             if not path.is_file():
                 raise ConvertError(
                     f"{self.folder}: has no {weights} and no {index.name}; other formats of "
-                    "weights, as .bin, are not read."
+                    "weights, as .bin, are not read: load it with the transformers package and "
+                    "save it again (save_pretrained)."
                 )
             return [path]
         names = read_json(index).get("weight_map")
@@ -95,6 +96,10 @@ class Checkpoint:
             if path.parent != self.folder or not path.is_file():
                 raise ConvertError(f"{index}: names {path.name}, which is not in the directory.")
         return paths
+
+    def files(self) -> list[Path]:
+        """All that may be read."""
+        return [path for path in self.folder.iterdir() if path.suffix != ".gguf"]
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON file of the directory, empty where there is none."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from edgellm.convert.errors import ConvertError
 
 _REQUIRED = object()
+_MOST = 3.4028234663852886e38  # that float32 holds, as which GGUF has numbers
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of JSON is a finite number that fits float32."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and -_MOST <= value <= _MOST
 
 
 class HFConfig:
@@ -46,11 +52,7 @@ class HFConfig:
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
         value = self._known(name, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        if not is_number(value):
             raise self.refuse(name, f"is {value!r}; a number is needed")
         return float(value)
 

@@ -22,7 +22,9 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except EdgeLLMError:
         raise
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (
+        AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
+    ) as error:  # fmt: skip
         reason = " ".join(str(error).split())
         raise ConvertError(f"{path}: has a value of an unexpected form: {reason}.") from None
 

@@ -13,11 +13,11 @@ from edgellm.convert import outtype as types
 from edgellm.convert.architectures import TABLE, Architecture, common, rotated, row_of
 from edgellm.convert.checkpoint import Checkpoint, read_json
 from edgellm.convert.config import HFConfig
-from edgellm.convert.errors import ConvertError
+from edgellm.convert.errors import ConvertError, reading
 from edgellm.convert.rope import Tables, rope_metadata
 from edgellm.convert.tensors import Planned, plan
 from edgellm.convert.tokenizer import tokenizer_metadata
-from edgellm.gguf_files import Counter, Progress
+from edgellm.gguf_files import Counter, Progress, refuse_read
 from edgellm.kernels.cpu.convert import Converter
 from edgellm.kernels.cpu.cores import default_threads
 from edgellm.models import build_graph
@@ -63,6 +63,7 @@ def convert_model(
     name = model_name(checkpoint.folder)
     if target is None:
         target = checkpoint.folder / f"{name}-{outtype.upper()}.gguf"
+    refuse_read(checkpoint.files(), os.fspath(target))
     refuse_existing(os.fspath(target), force)
     rows = [tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight"]
     if not rows:
@@ -79,7 +80,8 @@ def convert_model(
         f"{row.name}.vocab_size": rows[0],
         **tokenizer_metadata(checkpoint, rows[0]),
     }
-    encoded = {key: encode(_as_array(value)) for key, value in metadata.items()}
+    with reading(config.path):
+        encoded = {key: encode(_as_array(value)) for key, value in metadata.items()}
     f32 = by_name("f32")
     new = [NewTensor(name, table.shape, f32) for name, table in tables.items()]
     new += [types.new_tensor(tensor, outtype) for tensor in tensors]
@@ -107,11 +109,17 @@ def write_tensors(
 
 
 def _check(out: Writer) -> None:
-    """That what was written can be run, before it gets its name."""
+    """That what was written can be run, all of it, before it gets its name."""
     try:
         with GGUF(out.partial) as made:
-            build_graph(made)
+            _, graph = build_graph(made)
             Tokenizer.from_gguf(made).encode("a")
+            read = {weight.name for op in graph.ops for weight in op.weights.values()}
+            if unread := made.tensors.keys() - read:
+                raise ConvertError(
+                    f"{out.path}: tensor {min(unread)} is not read by {made.architecture} models; "
+                    "without it the model would compute something else."
+                )
     except GGUFError as error:
         raise GGUFError(out.path, 0, error.field, error.reason) from None
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.convert.checkpoint import as_float32
 from edgellm.convert.errors import ConvertError
 from edgellm.convert.tensors import Planned
 from edgellm.kernels.cpu.convert import Converter
@@ -59,10 +60,16 @@ def data(tensor: Planned, kind: QuantType, converter: Converter) -> Iterator[NDA
         codes = rows.view(np.uint8)
         step = max(1, _PIECE // max(1, rows.shape[1]))
         for start in range(0, len(rows), step):
+            at, part = tensor.sources[0], slice(start, start + step)
+            if not np.isfinite(as_float32(rows[part])).all():  # copies of rows would keep them
+                raise ConvertError(
+                    f"{at.path}: tensor {at.name} has numbers that are not finite (NaN or "
+                    "infinity); take an undamaged file."
+                )
             try:
-                yield converter.convert(codes[start : start + step], source, kind)
+                yield converter.convert(codes[part], source, kind)
             except UnencodableError as error:
-                at, reason = tensor.sources[0], str(error).partition(" in row")[0]  # of the piece
+                reason = str(error).partition(" in row")[0]  # of the piece
                 raise ConvertError(
                     f"{at.path}: tensor {at.name}: {reason}; bf16 and f32 (--outtype) hold any "
                     "finite number."

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.convert.config import HFConfig
+from edgellm.convert.config import HFConfig, is_number
 from edgellm.convert.errors import reading
 
 Tables = dict[str, NDArray[np.float32]]  # tensor name -> factors
@@ -21,7 +21,10 @@ Tables = dict[str, NDArray[np.float32]]  # tensor name -> factors
 def rope_base(config: HFConfig) -> float:
     """rope_theta, wherever it stands."""
     inner = rope_parameters(config).get("rope_theta")
-    return float(inner) if inner is not None else config.number("rope_theta", 10000.0)
+    value = config.number("rope_theta", 10000.0) if inner is None else inner
+    if not is_number(value) or value <= 0:
+        raise config.refuse("rope_theta", f"is {value!r}; a positive number is needed")
+    return float(value)
 
 
 def rope_parameters(config: HFConfig, layer_type: str = "full_attention") -> dict[str, Any]:
@@ -42,15 +45,18 @@ def rope_metadata(config: HFConfig, dim: int) -> tuple[dict[str, Any], Tables]:
 
     def number(name: str, default: float | None = None) -> float:
         value = scaling.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if not is_number(value) or value <= 0:
             raise config.refuse(
                 "rope_scaling", f"has {name} {value!r}; a positive number is needed"
             )
         return float(value)
 
     def original(default: int | None = None) -> int:
-        own = config.get("original_max_position_embeddings")
-        return int(number("original_max_position_embeddings", own or default))
+        name = "original_max_position_embeddings"
+        value = int(number(name, config.get(name) or default))
+        if not 1 < value <= 1 << 24:  # its logarithm is divided by
+            raise config.refuse("rope_scaling", f"has {name} {value}; needed: 2 to {1 << 24}")
+        return value
 
     if kind in ("default", "dynamic"):  # dynamic: nothing changes up to max_position_embeddings
         return keys, {}
@@ -58,19 +64,20 @@ def rope_metadata(config: HFConfig, dim: int) -> tuple[dict[str, Any], Tables]:
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": number("factor")}
         return keys, {}
     if kind == "llama3":
-        table = llama3_factors(
-            rope_base(config), dim, number("factor"), number("low_freq_factor"),
-            number("high_freq_factor"), original(8192),
-        )  # fmt: skip
+        low, high = number("low_freq_factor"), number("high_freq_factor")
+        if low >= high:
+            raise config.refuse("rope_scaling", "has no high_freq_factor above its low_freq_factor")
+        base = rope_base(config)
+        table = llama3_factors(base, dim, number("factor"), low, high, original(8192))
         return keys, {"rope_freqs.weight": table}
     if kind == "yarn":
         return keys | yarn(scaling, number, original(n_ctx)), {}
     if kind in ("longrope", "su"):
         tables: Tables = {}
         for name in ("long", "short"):
-            with reading(config.path):
+            with reading(config.path), np.errstate(over="ignore"):
                 factors = np.asarray(scaling.get(f"{name}_factor"), np.float32)
-            if factors.shape != (dim // 2,) or not np.all(factors > 0):
+            if factors.shape != (dim // 2,) or not np.all((factors > 0) & (factors < np.inf)):
                 reason = f"must have a {name}_factor of {dim // 2} positive numbers"
                 raise config.refuse("rope_scaling", reason)
             tables[f"rope_factors_{name}.weight"] = factors

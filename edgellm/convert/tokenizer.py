@@ -7,6 +7,7 @@ from typing import Any
 
 from edgellm.convert import bpe, spm
 from edgellm.convert.checkpoint import Checkpoint
+from edgellm.convert.config import HFConfig
 from edgellm.convert.errors import ConvertError, library, reading
 from edgellm.convert.vocabulary import Tokens
 from edgellm.convert.wordpiece import wordpiece
@@ -74,7 +75,8 @@ def _added(checkpoint: Checkpoint) -> list[tuple[int, str, bool]]:
 
 
 def _special_ids(checkpoint: Checkpoint, tokens: Tokens, special: Any) -> dict[str, Any]:
-    """Ids by name: of tokenizer_config.json and special_tokens_map.json, else of config.json."""
+    """Ids by name: of tokenizer_config.json and special_tokens_map.json, else of config.json; an
+    end that only generation_config.json or config.json have becomes eot."""
     ids: dict[str, int] = dict(special.special_token_ids)
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         texts = checkpoint.json(name)
@@ -85,6 +87,8 @@ def _special_ids(checkpoint: Checkpoint, tokens: Tokens, special: Any) -> dict[s
             if token is not None:
                 ids[kind] = token
     ends = checkpoint.json("generation_config.json").get("eos_token_id")
+    if ends is None:  # older directories have no such file
+        ends = HFConfig(checkpoint.folder, checkpoint.json("config.json")).get("eos_token_id")
     for end in ends if isinstance(ends, list) else [ends]:
         if type(end) is not int or not 0 <= end < len(tokens.texts):
             continue

@@ -11,6 +11,7 @@ import numpy as np
 from edgellm.convert.errors import ConvertError
 from edgellm.vocabulary import Kind
 
+_MARK = "▁".encode()  # of a space
 ADDED_SCORE = -1000.0  # of tokens that no merge makes
 
 
@@ -57,13 +58,23 @@ class Tokens:
         keys: dict[str, Any] = {
             "model": self.model,
             **({"pre": self.more["pre"]} if "pre" in self.more else {}),
-            "tokens": self.texts,
+            "tokens": self._written_texts(),
             "token_type": np.array(self.kinds, np.int32),
         }
         if self.scores is not None:
             keys["scores"] = np.array(self.scores, np.float32)
         keys |= self.more
         return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+
+    def _written_texts(self) -> list[bytes]:
+        """Tokens that users have defined are looked for in a text before its spaces are marked, so
+        in models that mark them they stand with spaces."""
+        if self.scores is None:
+            return self.texts
+        return [
+            text.replace(_MARK, b" ") if kind == Kind.USER_DEFINED else text
+            for text, kind in zip(self.texts, self.kinds, strict=True)
+        ]
 
 
 def by_id(path: Path, vocabulary: dict[str, int]) -> tuple[list[bytes], list[int]]:

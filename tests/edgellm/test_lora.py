@@ -179,6 +179,16 @@ def test_merging_gives_the_logits_of_the_adapter(tiny_model: Make, tmp_path: Pat
     assert nmse(found, expected) < 1e-5
 
 
+def test_sums_out_of_range_are_refused(tiny_model: Make, tmp_path: Path) -> None:
+    base = tiny_model("llama", **FLOATS)
+    adapter = adapters.write(tmp_path / "a.gguf", base)
+    for scale, message in ((1.6e38, "after merging has numbers out of range"), (1e39, "float32")):
+        given = [Adapter(str(adapter), scale)] * 100
+        with pytest.raises(LoRAError, match=message):
+            merge(str(base), given, str(tmp_path / "merged.gguf"))
+    assert not list(tmp_path.glob("merged*"))
+
+
 # ---- refusals -----------------------------------------------------------------------------------
 
 

@@ -83,6 +83,10 @@ def test_what_peft_writes_otherwise_is_refused(tmp_path: Path) -> None:
         ({"use_dora": True}, "use_dora is True, which is not supported"),
         ({"bias": "all"}, "bias is 'all'; supported: none"),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'; a number is needed"),
+        ({"lora_alpha": 0}, "lora_alpha is 0: the adapter changes nothing"),
+        ({"init_lora_weights": "pissa_niter_16"}, "by which the base's weights were changed"),
+        ({"alora_invocation_tokens": [1]}, r"alora_invocation_tokens is \[1\], which is not"),
+        ({"use_rslora": True, "r": 99}, r"r is 99, but the tensors have ranks \[4\]"),
         ({"use_rslora": True, "rank_pattern": {"q_proj": 2}}, "rank_pattern is"),
     ):
         write_peft(peft, weights)
@@ -96,7 +100,19 @@ def test_what_peft_writes_otherwise_is_refused(tmp_path: Path) -> None:
     write_peft(peft, {"model.layers.0.self_attn.q_proj.weight": np.zeros((64, 32), np.float32)})
     with pytest.raises(LoRAError, match=r"for blk\.0\.attn_q\.weight of shape \[64, 64\] has A"):
         convert_adapter(peft, out, str(base))
-    assert not out.exists()
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    for value, rank, error, message in (
+        (np.nan, 4, ConvertError, r"q_proj\.lora_A\.weight has numbers that are not finite"),
+        (1.0, 0, LoRAError, r"has A \[64, 0\] and B \[0, 64\]; needed: \[64, rank\]"),
+    ):
+        a, b = np.full((rank, 64), value, np.float32), np.ones((64, rank), np.float32)
+        save_file(
+            {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b},
+            peft / "adapter_model.safetensors",
+        )
+        with pytest.raises(error, match=message):
+            convert_adapter(peft, out, str(base))
+    assert not list(tmp_path.glob("a.gguf*"))
 
 
 def test_flags_of_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +135,14 @@ def test_flags_of_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is a model, no adapter" in capsys.readouterr().err
     assert run(["export-lora", "-m", str(base), "-o", str(base), "--lora", str(adapter)]) == 2
     assert "is what is read; write to another name" in capsys.readouterr().err
+    export = ["export-lora", "-m", str(base), "--lora", str(adapter), "--force"]
+    assert run([*export, "-o", str(adapter)]) == 2
+    assert "a.gguf: file is what is read" in capsys.readouterr().err
     assert run(["serve", "--models-dir", str(tmp_path), "--lora", str(adapter)]) == 2
     assert "--models-dir serves several" in capsys.readouterr().err
+    assert run(["run", str(base), "-p", "x", "--lora-scaled", str(adapter)]) == 2
+    assert "has no scale; give FILE:SCALE" in capsys.readouterr().err
+    assert run(["run", str(base), "-p", "x", "--lora", f"{adapter}:1e39"]) == 2
+    assert "which float32 does not hold; give a smaller scale" in capsys.readouterr().err
     assert run(["export-lora", "-m", str(base)]) == 2
     assert "an adapter is needed" in capsys.readouterr().err

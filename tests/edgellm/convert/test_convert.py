@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from edgellm.convert.errors import ConvertError
 from edgellm.convert.model import convert_model
 from edgellm.kernels import reference
 from edgellm.models import build_graph
-from edgellm.quant.gguf import GGUF
+from edgellm.quant.gguf import GGUF, GGUFError
 from edgellm.tokenizer import Tokenizer
 
 from . import bert, directories, families, forward
@@ -231,6 +233,19 @@ def edit(path: Path, **fields: Any) -> None:
                                     "query_pre_attn_scalar": 7}}, r"query_pre_attn_scalar is 7"),
         ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1], "short_factor": [1]}},
          r"long_factor of 8 positive numbers"),
+        ("phi3", {"original_max_position_embeddings": 1}, r"embeddings 1; needed: 2 to 16777216"),
+        ("phi3", {"original_max_position_embeddings": math.nan}, r"nan; a positive number"),
+        ("llama", {"rope_theta": -1}, r"rope_theta is -1.0; a positive number is needed"),
+        ("llama", {"rope_theta": 10**400}, r"rope_theta is 10+; a number is needed"),
+        ("llama", {"rope_scaling": {"rope_theta": "x"}}, r"rope_theta is 'x'; a positive number"),
+        ("llama", {"rope_scaling": {**directories.CONFIGS["llama"]["rope_scaling"],
+                                    "high_freq_factor": 1.0}}, r"no high_freq_factor above"),
+        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": math.inf}}, r"has factor inf"),
+        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 10**400}}, r"has factor 10+; a posi"),
+        ("qwen2", {"partial_rotary_factor": 1e308}, r"partial_rotary_factor is 1e\+308"),
+        ("qwen2", {"partial_rotary_factor": 1.5}, r"is 1.5; needed: above 0, at most 1"),
+        ("llama", {"hidden_act": "gelu"}, r"hidden_act is 'gelu'; .* supported with 'silu' only"),
+        ("gemma3", {"layer_types": ["odd"] * 7}, r"layer_types must name the kind of each of 7"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_converted_is_named(
@@ -271,11 +286,18 @@ def test_damaged_and_missing_files_are_named(
     assert "must be one of auto, f32, f16, bf16, q8_0" in capsys.readouterr().err
 
 
-def test_a_tensor_without_a_name_and_numbers_beyond_f16_are_refused(tmp_path: Path) -> None:
+def test_tensors_without_a_name_and_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     weights = directories.write(tmp_path, "qwen2")
     directories.save_weights(tmp_path, {**weights, "model.odd.weight": np.zeros((4, 4))}, "F32")
     with pytest.raises(ConvertError, match=r"tensor model\.odd\.weight is not known of qwen2"):
         convert_model(tmp_path)
+    for dtype in ("F32", "F16", "BF16"):  # rows of the same type are copied
+        weights["model.embed_tokens.weight"][3, 3] = np.nan
+        directories.save_weights(tmp_path, weights, dtype)
+        with pytest.raises(
+            ConvertError, match=r"embed_tokens\.weight has numbers that are not fin"
+        ):
+            convert_model(tmp_path, outtype=dtype.lower())
     weights["model.embed_tokens.weight"][3, 3] = 70000
     directories.save_weights(tmp_path, weights, "F32")
     with pytest.raises(ConvertError, match=r"embed_tokens\.weight: F16 cannot hold 70000"):
@@ -309,6 +331,54 @@ def test_vocabularies_larger_than_the_table(
     directories.sentencepiece_model(tmp_path, n=350)
     with pytest.raises(ConvertError, match="has 350 tokens, the model only 344 rows"):
         convert_model(tmp_path, force=True)
+
+
+def test_ends_that_only_config_json_has(tmp_path: Path) -> None:
+    directories.write(tmp_path, "qwen2")
+    (tmp_path / "generation_config.json").unlink()
+    original = HFTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ends = [original.token_to_id(text) for text in ("<|end|>", "</tool>")]
+    edit(tmp_path / "config.json", eos_token_id=ends)
+    assert Tokenizer.from_gguf(convert_model(tmp_path)).eog == set(ends)
+
+
+def test_what_no_layer_reads_is_refused(tmp_path: Path) -> None:
+    """A bias of a norm without one has a name in GGUF, but models would compute without it."""
+    weights = directories.write(tmp_path, "qwen2")
+    weights["model.norm.bias"] = np.ones(64, np.float32)
+    directories.save_weights(tmp_path, weights, "F32")
+    with pytest.raises(ConvertError, match=r"output_norm\.bias is not read by qwen2 models"):
+        convert_model(tmp_path)
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
+def test_files_of_the_model_are_not_replaced(tmp_path: Path) -> None:
+    directories.write(tmp_path, "qwen2")
+    for name in ("model.safetensors", "config.json"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(GGUFError, match="is what is read; write to another name"):
+            convert_model(tmp_path, tmp_path / name, force=True)
+        assert (tmp_path / name).read_bytes() == before
+
+
+def test_pieces_that_users_defined_stand_with_spaces(tmp_path: Path) -> None:
+    """As Gemma's runs of spaces: they are looked for before the spaces of a text are marked."""
+    directories.write(tmp_path, "gemma3")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([directories.TEXT] * 3), model_writer=model, vocab_size=330,
+        model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=2,
+        user_defined_symbols=["▁▁", "▁▁▁"], add_dummy_prefix=False,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    original = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    path = convert_model(tmp_path)
+    ours = Tokenizer.from_gguf(path)
+    for text in ("  The quick", "a   quick    fox", "     ", "x  "):
+        assert ours.encode(text) == original.encode(text), text
+    with GGUF(path) as file:
+        assert file.strings("tokenizer.ggml.tokens")[original.piece_to_id("▁▁")] == b"  "
 
 
 def test_an_existing_file_is_kept_without_force(
