@@ -80,7 +80,8 @@ def read(path: str) -> ImportanceMatrix:
     found = _read_gguf(path) if is_gguf else _read_binary(path)
     for name, sums in found.sums.items():
         counts = found.counts[name]
-        if not (np.isfinite(sums).all() and np.isfinite(counts).all() and (sums >= 0).all()):
+        are_counts = np.isfinite(counts) & ((counts == 0) | (counts >= 1))
+        if not (np.isfinite(sums).all() and (sums >= 0).all() and are_counts.all()):
             raise GGUFError(path, 0, f"tensor {name}", "has values that are no sums of squares")
     return found
 

@@ -141,6 +141,14 @@ def test_senseless_values(tmp_path: Path, bad: float) -> None:
         imatrix.read(path)
 
 
+@pytest.mark.parametrize("bad", [-1.0, 1e-40, np.nan])
+def test_senseless_counts(tmp_path: Path, bad: float) -> None:
+    path, counts = str(tmp_path / "im.gguf"), np.array([bad], np.float32)
+    imatrix.ImportanceMatrix({"a": np.ones((1, 4), np.float32)}, {"a": counts}).write(path)
+    with pytest.raises(GGUFError, match="tensor a has values that are no"):
+        imatrix.read(path)
+
+
 def test_a_model_is_no_matrix(tiny_model: Callable[..., Path]) -> None:
     with pytest.raises(GGUFError, match="is no importance matrix"):
         imatrix.read(str(tiny_model()))
