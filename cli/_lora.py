@@ -29,8 +29,16 @@ def _adapters(given: dict[str, Any]) -> dict[str, Any]:
         return {}
     from edgellm.lora import parse
 
-    texts = [*(given["lora"] or ()), *(given["lora_scaled"] or ())]
-    found = [parse(part) for text in texts for part in text.split(",") if part]
+    def parts(name: str) -> list[str]:
+        return [part for text in given[name] or () for part in text.split(",") if part]
+
+    scaled = [parse(part) for part in parts("lora_scaled")]
+    for adapter, text in zip(scaled, parts("lora_scaled"), strict=True):
+        if adapter.path == text:
+            raise typer.BadParameter(
+                f"{text} has no scale; give FILE:SCALE", param_hint="'--lora-scaled'"
+            )
+    found = [*map(parse, parts("lora")), *scaled]
     if not found:
         raise typer.BadParameter("a file is needed", param_hint="'--lora'")
     return {"lora": found}

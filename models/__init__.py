@@ -37,6 +37,10 @@ def _module(name: str) -> ModuleType:
 def build_graph(gguf: GGUF) -> tuple[Config, Graph]:
     """The file's hyper-parameters and forward pass; GGUFError says what does not fit."""
     name = gguf.architecture
+    if gguf.string("general.type", "model") == "adapter":
+        raise ModelError(
+            gguf.path, 0, "general.type", "is adapter: give it as --lora, beside its model"
+        )
     if name not in architectures():
         raise ModelError(
             gguf.path, 0, "general.architecture",

@@ -84,8 +84,7 @@ class Checkpoint:
             if not path.is_file():
                 raise ConvertError(
                     f"{self.folder}: has no {weights} and no {index.name}; other formats of "
-                    "weights, as .bin, are not read: load it with the transformers package and "
-                    "save it again (save_pretrained)."
+                    "weights, as .bin, are not read: save them as safetensors (save_pretrained)."
                 )
             return [path]
         names = read_json(index).get("weight_map")

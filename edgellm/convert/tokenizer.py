@@ -43,7 +43,10 @@ def tokenizer_metadata(checkpoint: Checkpoint, n_rows: int) -> dict[str, Any]:
                 keys[f"tokenizer.ggml.add_{name}_token"] = value
         if tokens.model == "gpt2":  # what a missing key means differs between pre-tokenizers
             keys.setdefault("tokenizer.ggml.add_bos_token", False)
-        return keys | _templates(special.chat_template)
+        prefix = checkpoint.json("tokenizer_config.json").get("add_prefix_space")
+        if tokens.model == "llama" and isinstance(prefix, bool):
+            keys["tokenizer.ggml.add_space_prefix"] = prefix
+        return keys | _templates(_template_files(checkpoint) or special.chat_template)
 
 
 def _vocabulary(checkpoint: Checkpoint) -> Tokens:
@@ -99,6 +102,15 @@ def _special_ids(checkpoint: Checkpoint, tokens: Tokens, special: Any) -> dict[s
         elif not known and end not in ids.values() and "eot" not in ids:
             ids["eot"] = end
     return {f"tokenizer.ggml.{_KEYS[k]}_token_id": ids[k] for k in _KEYS if k in ids}
+
+
+def _template_files(checkpoint: Checkpoint) -> list[dict[str, str]]:
+    """Templates in files of their own, which for the transformers package go before that of
+    tokenizer_config.json."""
+    main = checkpoint.folder / "chat_template.jinja"
+    others = sorted((checkpoint.folder / "additional_chat_templates").glob("*.jinja"))
+    named = [("default", main)] * main.is_file() + [(path.stem, path) for path in others]
+    return [{"name": name, "template": path.read_text("utf-8")} for name, path in named]
 
 
 def _templates(template: Any) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from edgellm.kernels import reference
 from edgellm.lora import Adapter, LoRAError, parse
 from edgellm.lora_merge import merge
 from edgellm.models import build_graph
+from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF
+from edgellm.quant.writer import NewTensor, Writer
 
 Make = Callable[..., Path]
 TOKENS = np.random.default_rng(1).integers(0, 256, 90)
@@ -177,6 +179,26 @@ def test_merging_gives_the_logits_of_the_adapter(tiny_model: Make, tmp_path: Pat
     ):
         found, expected = (m.logits(TOKENS.tolist()) for m in (llm, adapted))
     assert nmse(found, expected) < 1e-5
+
+
+def test_types_without_an_encoder_are_refused_before_anything_is_written(
+    tiny_model: Make, tmp_path: Path
+) -> None:
+    base, path = tiny_model("llama", n_embd=256, n_ff=256), tmp_path / "iq2.gguf"
+    adapter = adapters.write(tmp_path / "a.gguf", base, names=("ffn_up",))
+    with GGUF(base) as file:
+        new = [
+            NewTensor(t.name, t.shape, by_name("iq2_xxs") if "ffn_up" in t.name else t.type)
+            for t in file.tensors.values()
+        ]
+        with Writer(path, file.encoded_metadata(), new) as out:
+            for tensor in new:
+                out.write(bytes(tensor.n_bytes))
+    with pytest.raises(
+        LoRAError, match=r"ffn_up\.weight is IQ2_XXS, which cannot be written again"
+    ):
+        merge(str(path), [str(adapter)], str(tmp_path / "merged.gguf"))
+    assert not list(tmp_path.glob("merged*"))
 
 
 def test_sums_out_of_range_are_refused(tiny_model: Make, tmp_path: Path) -> None:

@@ -144,5 +144,7 @@ def test_flags_of_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "has no scale; give FILE:SCALE" in capsys.readouterr().err
     assert run(["run", str(base), "-p", "x", "--lora", f"{adapter}:1e39"]) == 2
     assert "which float32 does not hold; give a smaller scale" in capsys.readouterr().err
+    assert run(["run", str(adapter), "-p", "x"]) == 2
+    assert "is adapter: give it as --lora, beside its model" in capsys.readouterr().err
     assert run(["export-lora", "-m", str(base)]) == 2
     assert "an adapter is needed" in capsys.readouterr().err

@@ -333,6 +333,30 @@ def test_vocabularies_larger_than_the_table(
         convert_model(tmp_path, force=True)
 
 
+@pytest.mark.parametrize(
+    ("setting", "file", "expected"),
+    [("config", None, "config"), ("config", "file", "file"), (None, "file", "file")],
+)
+def test_templates_in_files_go_before_those_of_the_configuration(
+    tmp_path: Path, setting: str | None, file: str | None, expected: str
+) -> None:
+    directories.write(tmp_path, "qwen2")
+    edit(tmp_path / "tokenizer_config.json", chat_template=setting)
+    if file is not None:
+        (tmp_path / "chat_template.jinja").write_text(file)
+    with GGUF(convert_model(tmp_path)) as made:
+        assert made.string("tokenizer.chat_template") == expected
+
+
+def test_a_space_is_put_before_texts_as_the_configuration_says(tmp_path: Path) -> None:
+    directories.write(tmp_path, "mistral")
+    edit(tmp_path / "tokenizer_config.json", add_prefix_space=False)
+    ours = Tokenizer.from_gguf(convert_model(tmp_path))
+    assert ours.decode(ours.encode("The fox")) == "The fox"
+    with_space = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert ours.encode(" The fox") == with_space.encode("The fox") != ours.encode("The fox")
+
+
 def test_ends_that_only_config_json_has(tmp_path: Path) -> None:
     directories.write(tmp_path, "qwen2")
     (tmp_path / "generation_config.json").unlink()
