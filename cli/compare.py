@@ -90,7 +90,7 @@ def command(
     status = Status()
     options: dict[str, Any] = dict(
         n_threads=threads_or_none(threads), cpu_mask=cpu_mask, n_gpu_layers=0, progress=status,
-        n_ctx=max(ctx_size, longest + _TEMPLATE + n_predict),
+        n_ctx=min(max(ctx_size, longest + _TEMPLATE + n_predict), _trained(paths[0])),
     )  # fmt: skip
     try:
         with LLM(paths[0], **options) as a, LLM(paths[1], **options) as b:
@@ -108,6 +108,14 @@ def command(
         write(json.dumps(found.as_dict(), ensure_ascii=False, indent=1) + "\n")
     else:
         write(visible(as_text(found, show_texts)))
+
+
+def _trained(path: Path) -> int:
+    """The longest context that the model knows; a prompt beyond it is refused when it is asked."""
+    from edgellm.quant.gguf import GGUF
+
+    with GGUF(path) as gguf:
+        return gguf.integer(f"{gguf.architecture}.context_length", low=1)
 
 
 def as_text(found: "Comparison", show_texts: bool = False) -> str:

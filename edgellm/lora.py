@@ -81,7 +81,7 @@ class Pair:
 def attach(base: GGUF, adapters: Given | Iterable[Given]) -> list[Adapter]:
     """Have a graph built from the base add what the adapters say; LoRAError in one sentence for
     what does not fit. Returns the adapters."""
-    if isinstance(adapters, str | os.PathLike | Adapter):
+    if isinstance(adapters, str | os.PathLike | Adapter) or not isinstance(adapters, Iterable):
         adapters = [adapters]
     found = [parse(adapter) for adapter in adapters]
     for number, adapter in enumerate(found):

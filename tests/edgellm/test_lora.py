@@ -262,3 +262,9 @@ def test_files_and_scales_are_told_apart(tmp_path: Path) -> None:
     assert parse(f"{tmp_path}/b:2") == Adapter(f"{tmp_path}/b:2")
     with pytest.raises(LoRAError, match="is inf; a finite number"):
         parse("a.gguf:inf")
+
+
+def test_what_is_no_file_is_refused(tiny_model: Make) -> None:
+    for given in (5, [None], ""):
+        with pytest.raises(LoRAError, match="is given as FILE or FILE:scale"):
+            LLM(tiny_model("llama"), lora=given)  # type: ignore[arg-type]

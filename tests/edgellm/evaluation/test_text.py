@@ -181,8 +181,11 @@ def test_commands(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     for word in ("perplexity", "sums right", "JSON that parses", "KL by position", "answers are"):
         assert word in shown
     assert Path(picture).stat().st_size > 1000
+    file.write_text(TEXT[:200])
     facts = json.loads(output("compare", *models, "--prompts", str(file), "--n-tasks", "0",
                               "-n", "4", "--json"))  # fmt: skip
     assert facts["text"] is None and len(facts["prompts"]) == 1
     assert run(["compare", *models, "--picture", picture]) == 2
+    file.write_text(TEXT)  # one prompt, longer than what the models were trained for
+    assert run(["compare", *models, "--prompts", str(file), "--n-tasks", "0"]) == 2
     assert run(["perplexity", models[0]]) == 2
