@@ -68,6 +68,7 @@ def test_refusals(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_kill_merge(tiny_model: Callable[..., Path], tmp_path: Path, kills: int) -> None:
     model = tiny_model("llama", n_layers=12, n_embd=512, n_ff=1536)

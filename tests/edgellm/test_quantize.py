@@ -249,6 +249,7 @@ def test_patterns_and_the_rest(model: str, tmp_path: Path) -> None:
         assert kind == want, name
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills(tiny_model: Callable[..., Path], tmp_path: Path, kills: int) -> None:
     model = tiny_model("llama", n_layers=8, n_embd=512, n_ff=1536, types=F16)

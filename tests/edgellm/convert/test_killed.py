@@ -25,6 +25,7 @@ convert_model(sys.argv[1], sys.argv[2], outtype="q8_0", force=True)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("kills", "seed"), [(3, 1), pytest.param(100, 2, marks=pytest.mark.slow)]
 )  # fmt: skip
@@ -38,8 +39,9 @@ def test_a_killed_conversion_leaves_a_whole_file_or_none(
     )  # fmt: skip
     folder, target = tmp_path / "hf", tmp_path / "out.gguf"
     directories.write(folder, "qwen2", config=config)
-    started = time.monotonic()
     expected = convert_model(folder, tmp_path / "expected.gguf", outtype="q8_0").read_bytes()
+    started = time.monotonic()  # now that kernels are compiled
+    convert_model(folder, tmp_path / "expected.gguf", outtype="q8_0", force=True)
     longest = max(0.1, 1.2 * (time.monotonic() - started))
     killed = 0
     while killed < kills:
@@ -73,12 +75,13 @@ def live(folder: Path, target: Path, seconds: float) -> bool:
 def test_memory_is_bounded_by_the_largest_tensor(tmp_path: Path) -> None:
     """Twice the largest tensor, and pieces of it in float32: far below the whole model."""
     script = """
-import resource, sys
+import sys
 from edgellm.convert.model import convert_model
+from edgellm.memory import peak_resident_bytes
 import sentencepiece, tokenizers, gguf, safetensors
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_resident_bytes()
 convert_model(sys.argv[1], sys.argv[2])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak_resident_bytes() - before)
 """
     config = directories.base(
         architectures=["MistralForCausalLM"], hidden_size=1024, intermediate_size=8192,
@@ -92,4 +95,4 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         [sys.executable, "-c", script, str(tmp_path / "hf"), str(tmp_path / "out.gguf")],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert int(found.stdout) << 10 < 2 * largest + (200 << 20)
+    assert largest < int(found.stdout) < 2 * largest + (200 << 20)
