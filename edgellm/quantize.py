@@ -82,7 +82,7 @@ def plan(
     allow_requantize: bool = False,
 ) -> list[Choice]:
     """What becomes of each tensor. GGUFError and EdgeLLMError say what is wrong with the file or
-    with a wish."""  # fmt: skip
+    with a wish."""
     shapes = {name: tensor.shape for name, tensor in gguf.tensors.items()}
     types = recipes.choose(shapes, mix, facts_of(gguf, imatrix is not None), wishes)
     for pattern, _ in wishes.by_pattern:

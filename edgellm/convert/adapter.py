@@ -23,6 +23,7 @@ from edgellm.gguf_files import Counter, Progress, refuse_own, refuse_read
 from edgellm.kernels.cpu.convert import Converter
 from edgellm.lora import check_pair
 from edgellm.quant.gguf import GGUF
+from edgellm.quant.recipes import MIXES
 from edgellm.quant.values import encode
 from edgellm.quant.writer import Writer, refuse_existing
 
@@ -60,7 +61,7 @@ def convert_adapter(
             "general.architecture": encode(base.architecture),
             "general.type": encode("adapter"),
             "general.name": encode(model_name(checkpoint.folder)),
-            "general.file_type": encode(types.FILE_TYPES[outtype]),
+            "general.file_type": encode(MIXES[outtype.upper()].file_type),
             "adapter.type": encode("lora"),
             "adapter.lora.alpha": encode(alpha),
         }

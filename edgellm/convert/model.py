@@ -23,6 +23,7 @@ from edgellm.kernels.cpu.cores import default_threads
 from edgellm.models import build_graph
 from edgellm.quant import by_name
 from edgellm.quant.gguf import GGUF, GGUFError
+from edgellm.quant.recipes import MIXES, QUANTIZATION_VERSION
 from edgellm.quant.values import encode
 from edgellm.quant.writer import NewTensor, Writer, refuse_existing
 from edgellm.tokenizer import Tokenizer
@@ -74,8 +75,8 @@ def convert_model(
         "general.architecture": row.name,
         "general.type": "model",
         "general.name": name,
-        "general.file_type": types.FILE_TYPES[outtype],
-        "general.quantization_version": 2,
+        "general.file_type": MIXES[outtype.upper()].file_type,
+        "general.quantization_version": QUANTIZATION_VERSION,
         **{f"{row.name}.{key}": value for key, value in keys.items()},
         f"{row.name}.vocab_size": rows[0],
         **tokenizer_metadata(checkpoint, rows[0]),

@@ -17,7 +17,6 @@ from edgellm.quant.block import QuantType, UnencodableError
 from edgellm.quant.writer import NewTensor
 
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
-FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # general.file_type, as llama.cpp has it
 _PIECE = 1 << 22  # elements encoded at a time
 _SOURCES = {"<f4": "f32", "<f2": "f16", "<u2": "bf16"}  # as Planned.read gives them
 # Small, and read as they are by every runner: routers of experts, learned positions.

@@ -8,13 +8,12 @@ from typing import Any
 
 from edgellm.hub.names import quant_of
 from edgellm.quant.gguf import GGUF, GGUFError
+from edgellm.quant.recipes import MIXES
 
-# general.file_type, as llama.cpp numbers it
-FILE_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"}
-FILE_TYPES |= {10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M"}
-FILE_TYPES |= {16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S"}
-FILE_TYPES |= {22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M"}
-FILE_TYPES |= {28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0"}
+# general.file_type, as llama.cpp numbers it: of mixes that we write, and of others
+FILE_TYPES = {mix.file_type: name for name, mix in MIXES.items()}
+FILE_TYPES |= {19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S"}
+FILE_TYPES |= {26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 31: "IQ1_M", 36: "TQ1_0"}
 FILE_TYPES |= {37: "TQ2_0", 38: "MXFP4"}
 
 
