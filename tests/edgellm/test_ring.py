@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from loaded import loader
 from numpy.typing import NDArray
 
 from edgellm import LLM, SamplingParams
@@ -65,14 +66,7 @@ def test_logits_agree_with_a_slow_and_obvious_ring(
     monkeypatch.setitem(reference.OPS, "attention", ring_attention)
     with GGUF(path) as file:
         _, graph = build_graph(file)
-
-        def load(weight):  # type: ignore[no-untyped-def]
-            info = file.tensors[weight.name]
-            raw = np.empty(info.n_bytes, np.uint8)
-            file.read_into(info, 0, raw)
-            values = weight.type.dequantize(raw.reshape(-1, info.row_bytes))
-            return values.reshape(weight.shape[::-1])
-
+        load = loader(file)
         expected = reference.run(graph, tokens, load)
     late = slice(N_CTX, None)
     error = ((found[late] - expected[late]) ** 2).sum() / (expected[late] ** 2).sum()

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny
+from loaded import loader
 from numpy.typing import NDArray
 from samples import nmse, random_rows
 
@@ -229,14 +230,7 @@ def logits_and_reference(  # type: ignore[no-untyped-def]
         found = llm.logits(tokens.tolist())
     with GGUF(path) as file:
         _, graph = build_graph(file)
-
-        def load(weight: Weight) -> NDArray[np.float32]:
-            info = file.tensors[weight.name]
-            raw = np.empty(info.n_bytes, np.uint8)
-            file.read_into(info, 0, raw)
-            values = weight.type.dequantize(raw.reshape(-1, info.row_bytes))
-            return values.reshape(weight.shape[::-1])
-
+        load = loader(file)
         return found, reference.run(graph, tokens, load, 512, *(types or ()))
 
 

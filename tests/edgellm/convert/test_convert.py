@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import sentencepiece
+from loaded import loader
 from tokenizers import Tokenizer as HFTokenizer
 
 from edgellm import LLM
@@ -36,14 +37,7 @@ def reference_logits(path: Path, tokens: Any, n_ctx: int) -> Any:
         if n_ctx:
             file.override({f"{file.architecture}.context_length": n_ctx})
         _, graph = build_graph(file)
-
-        def load(weight: Any) -> Any:
-            info = file.tensors[weight.name]
-            raw = np.empty(info.n_bytes, np.uint8)
-            file.read_into(info, 0, raw)
-            values = info.type.dequantize(raw.reshape(-1, info.row_bytes))
-            return values.reshape(weight.shape[::-1])
-
+        load = loader(file)
         return reference.run(graph, tokens, load, n_ctx or None)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from loaded import loader
 
 from edgellm.evaluation.importance import measure
 from edgellm.evaluation.text import cut
@@ -27,14 +28,7 @@ def expected(path: Path, chunks: np.ndarray) -> dict[str, tuple[np.ndarray, np.n
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     with GGUF(path) as file:
         _, graph = build_graph(file)
-
-        def load(weight):  # type: ignore[no-untyped-def]
-            info = file.tensors[weight.name]
-            raw = np.empty(info.n_bytes, np.uint8)
-            file.read_into(info, 0, raw)
-            values = weight.type.dequantize(raw.reshape(-1, info.row_bytes))
-            return values.reshape(weight.shape[::-1])
-
+        load = loader(file)
         for chunk in chunks:
             step = reference.Step(chunk, np.arange(len(chunk)), load)
             values: dict[object, np.ndarray] = {}
