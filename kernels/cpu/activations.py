@@ -4,8 +4,8 @@ A row is a run of structs, one for each *span* of values that share a scale; a k
 pointer per token. The sums of codes in a struct serve biased codes (as starting values of sums) and
 the minimums of blocks. A row is quantized alone (architecture, rule 6), half to even.
 
-``q8``, for formats of 32 elements (44 bytes for 32 values): int8 codes | 32: float32 scale |
-36: float32 scale times the sum of codes | 40: int32 sum of codes times -128.
+``q8``, for formats of 32 elements (52 bytes for 32 values): int8 codes | 32: float32 scale |
+36: float32 scale times the sum of codes | 40: int32 sum of codes times -128, -16 and -8.
 
 ``q8k``, for K-quants (188 bytes for 128 values): int8 codes | 128: float32 scale | 132: for each 16
 codes the start of a sum with codes biased by 32, which is -32 times theirs, as int32, or on targets
@@ -21,6 +21,7 @@ up to 63 with 1/126 of the scale. Their 14 bits are for tensors with outliers (`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,10 +32,12 @@ from edgellm.kernels.cpu.vector import F32, I16, I32, Emitter, Value
 
 GROUP = 32  # values a layout reads together
 # offsets behind the codes of a struct
-SCALE, SCALED_SUM, SUM_128 = 0, 4, 8
+SCALE, SCALED_SUM, BIASED_SUMS = 0, 4, 8
+BIASES = (128, 16, 8)  # of the codes whose sums start from BIASED_SUMS
 STARTS, SUMS, HALF_SUMS = 4, 36, 44
 _MOST_OF_16 = 1014  # leaves room for what rounding adds to 16 codes below 1024
 _RESIDUAL = 126  # one step of a first term in steps of its second
+_AT_ONCE = 4  # spans of 32
 _LEAST = 1e-30  # spans below count as 0: the steps of still smaller ones have no finite inverse
 
 
@@ -49,7 +52,7 @@ class Activation:
     @property
     def struct_bytes(self) -> int:
         """Of one term."""
-        return self.span + (12 if self.span == GROUP else 60)
+        return self.span + (20 if self.span == GROUP else 60)
 
     @property
     def groups(self) -> int:
@@ -96,36 +99,58 @@ def make_quantize(form: Activation) -> EmitKernel:
 
     def emit(e: Emitter, args: Value, lo: Value, hi: Value, tid: Value) -> None:
         x, x_bytes, out, out_bytes, n_spans = e.arguments(args, 5)
+        at_once = _AT_ONCE if form.span == GROUP else 1
         with e.loop(hi, lo) as row:
             source, target = x + row * x_bytes, out + row * out_bytes
-            with e.loop(n_spans) as i:
-                at = source + i * (4 * form.span)
-                _quantize_span(e, form, at, target + i * (form.struct_bytes * form.terms))
+
+            def spans(first: Value, n: int, source: Value = source, target: Value = target) -> None:
+                at = source + first * (4 * form.span)
+                _quantize_spans(e, form, n, at, target + first * (form.struct_bytes * form.terms))
+
+            whole = n_spans // at_once * at_once
+            with e.loop(whole, step=at_once) as i:
+                spans(i, at_once)
+            if at_once > 1:
+                with e.loop(n_spans, whole) as i:
+                    spans(i, 1)
 
     return emit
 
 
-def _quantize_span(e: Emitter, form: Activation, x: Value, out: Value) -> None:
-    """Runs of 16 values, each in 16 / lanes vectors."""
-    runs = [[e.f32(x + 4 * (i + j)) for j in range(0, 16, e.lanes)]
-            for i in range(0, form.span, 16)]  # fmt: skip
-    sizes = [[e.abs(v) for v in run] for run in runs]
-    largest = e.max(e.largest([size for run in sizes for size in run]))
+Runs = list[list[Value]]  # of 16 values, each in 16 / lanes vectors
+
+
+def _quantize_spans(e: Emitter, form: Activation, n: int, x: Value, out: Value) -> None:
+    """``n`` spans at once: one division serves them all, and reductions halve their vectors."""
+    spans: list[Runs] = [
+        [[e.f32(x + 4 * (s + i + j)) for j in range(0, 16, e.lanes)]
+         for i in range(0, form.span, 16)]
+        for s in range(0, n * form.span, form.span)
+    ]  # fmt: skip
+    tops = [e.largest([v for run in runs for v in run]) for runs in spans]
+    if n > 1:
+        (largest,) = _folded(e, tops, (8, 4, 2, 1), e.larger)
+    else:
+        largest = e.reduce(tops[0], e.larger)
     if form.span > GROUP:
-        (most,) = _folded(e, [_added(run) for run in sizes], (8, 4, 2, 1))
-        most = e.max(e.largest([most.slice(0, 4), most.slice(4, 4)]))
-        largest = e.maximum((most * (127 / _MOST_OF_16))[0].splat(e.lanes), largest)
-    one = e.const(1.0, F32, e.lanes)
+        (most,) = _folded(e, [_added([e.abs(v) for v in run]) for run in spans[0]], (8, 4, 2, 1))
+        most = e.reduce(most, e.larger) * (127 / _MOST_OF_16)
+        largest = e.larger(most[0].splat(e.lanes), largest)
+    one = e.const(1.0, F32, largest.n)
     is_zero = largest < _LEAST
-    factor = e.select(is_zero, e.zeros(), 127.0 / e.select(is_zero, one, largest))
-    scale = largest * (1 / 127)
+    factor = 127.0 / e.select(is_zero, one, largest)
+    factor, scale = e.select(is_zero, e.zeros(largest.n), factor), largest * (1 / 127)
     for term in range(form.terms):
-        codes = [[e.rint(v * factor) for v in run] for run in runs]
-        _store_term(e, form, [[c.i32() for c in run] for run in codes], scale[0],
-                    out + term * form.struct_bytes)  # fmt: skip
-        runs = [[e.fma(-c, scale, v) for c, v in zip(*both, strict=True)]
-                for both in zip(codes, runs, strict=True)]  # fmt: skip
-        factor, scale = factor * float(_RESIDUAL), scale * (1 / _RESIDUAL)
+        if term:
+            factor, scale = factor * float(_RESIDUAL), scale * (1 / _RESIDUAL)
+        coded: list[Runs] = []
+        for s, runs in enumerate(spans):
+            times, step = (v.shuffle([s] * e.lanes) if n > 1 else v for v in (factor, scale))
+            codes = [[e.round_i32(v * times) for v in run] for run in runs]
+            coded.append(codes)
+            spans[s] = [[e.fma(-c.f32(), step, v) for c, v in zip(*both, strict=True)]
+                        for both in zip(codes, runs, strict=True)]  # fmt: skip
+        _store_term(e, form, coded, scale, out + term * form.struct_bytes)
 
 
 def _added(values: list[Value]) -> Value:
@@ -136,7 +161,10 @@ def _added(values: list[Value]) -> Value:
     return values[0]
 
 
-def _folded(e: Emitter, runs: list[Value], bits: tuple[int, ...]) -> list[Value]:
+def _folded(
+    e: Emitter, runs: list[Value], bits: tuple[int, ...],
+    combine: Callable[[Value, Value], Value] = lambda a, b: a + b,
+) -> list[Value]:  # fmt: skip
     """Sums over lanes of every run whose numbers differ in ``bits``, in that order; one vector
     [runs] for each value of the other bit, if there is one. Two vectors fold into one, so that
     the work halves at every step."""
@@ -151,7 +179,7 @@ def _folded(e: Emitter, runs: list[Value], bits: tuple[int, ...]) -> list[Value]
             flat = labels[i] + (labels[i + 1] if i + 1 < len(vectors) else [])
             left = [k for k, (_, lane) in enumerate(flat) if not lane & bit]
             right = [flat.index((run, lane | bit)) for run, lane in (flat[k] for k in left)]
-            folded.append(a.shuffle(left, b) + a.shuffle(right, b))
+            folded.append(combine(a.shuffle(left, b), a.shuffle(right, b)))
             folded_labels.append([flat[k] for k in left])
         vectors, labels = folded, folded_labels
     while len(vectors) > 1:  # one behind the other
@@ -163,22 +191,21 @@ def _folded(e: Emitter, runs: list[Value], bits: tuple[int, ...]) -> list[Value]
     return [vectors[0].shuffle(places) for places in order]
 
 
-def _store_term(
-    e: Emitter, form: Activation, codes: list[list[Value]], scale: Value, out: Value
-) -> None:
-    for i, run in enumerate(codes):
-        for j, c in enumerate(run):
-            e.store(c.i8(), out + (16 * i + j * e.lanes))
+def _store_term(e: Emitter, form: Activation, spans: list[Runs], scales: Value, out: Value) -> None:
+    """The structs of spans, whose codes and scales are given."""
+    for s, codes in enumerate(spans):
+        at = out + s * (form.struct_bytes * form.terms)
+        for i, run in enumerate(codes):
+            for j, c in enumerate(run):
+                e.store(c.i8(), at + (16 * i + j * e.lanes))
+    if form.span == GROUP:
+        _store_sums(e, form, spans, scales, out)
+        return
     # sums of the codes at places 0, 1 and at 2, 3 of each four, for every run
-    first, last = _folded(e, [_added(run) for run in codes], (8, 4, 1))
+    first, last = _folded(e, [_added(run) for run in spans[0]], (8, 4, 1))
     halves = first + last
     out = out + form.span
-    e.store(scale, out + SCALE)
-    if form.span == GROUP:
-        total = halves[0] + halves[1]
-        e.store(total.f32() * scale, out + SCALED_SUM)
-        e.store(total * -128, out + SUM_128)
-        return
+    e.store(scales[0], out + SCALE)
     sums = halves.shuffle(range(0, halves.n, 2)) + halves.shuffle(range(1, halves.n, 2))
     if e.target.narrow_sums:
         starts = ((first * -32) & 0xFFFF) | ((last * -32) << 16)
@@ -187,6 +214,25 @@ def _store_term(
     e.store(starts, out + STARTS)
     e.store(halves.i16(), out + HALF_SUMS)
     e.store(sums.i16(), out + SUMS)
+
+
+def _store_sums(e: Emitter, form: Activation, spans: list[Runs], scales: Value, out: Value) -> None:
+    """What stands behind the codes of ``q8``."""
+    runs = [_added([v for run in codes for v in run]) for codes in spans]
+    totals = _folded(e, runs, (8, 4, 2, 1))[0] if len(runs) > 1 else e.sum(runs[0])
+    scaled = totals.f32() * scales
+    biased = [totals * -bias for bias in BIASES]
+    for s in range(len(spans)):
+        at = out + (s * form.struct_bytes * form.terms + form.span)
+        e.store(scales[s], at + SCALE)
+        e.store(scaled[s], at + SCALED_SUM)
+        for k, sums in enumerate(biased):
+            e.store(sums[s], at + (BIASED_SUMS + 4 * k))
+
+
+def start_of_biased(e: Emitter, struct: Value, bias: int) -> Value:
+    """What the sum over a group of ``q8`` with codes biased by one of BIASES starts from."""
+    return e.broadcast(I32, struct + (GROUP + BIASED_SUMS + 4 * BIASES.index(bias)))
 
 
 def start_of_sum(e: Emitter, struct: Value, form: Activation, half: int, shift: int) -> Value:

@@ -57,7 +57,7 @@ class TracedLanes:
         return self.select(a > b, a, b)
 
     def largest(self, values: Sequence[Value]) -> Value:
-        return self.e.largest([self.e.abs(value) for value in values])
+        return self.e.largest(values)
 
     def abs(self, x: Value) -> Value:
         return self.e.abs(x)

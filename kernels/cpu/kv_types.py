@@ -187,7 +187,7 @@ class _Scaled(KVType):
     def _quantized(self, e: Emitter, x: Value) -> tuple[Value, list[Value]]:
         """The scale (f16) of 32 floats, and vectors of their bytes of codes in order."""
         vectors = [e.f32(x + 4 * i) for i in range(0, GROUP, e.lanes)]
-        largest = e.max(e.largest([e.abs(v) for v in vectors]))
+        largest = e.reduce(e.largest(vectors), e.larger)
         if self.bits == 8:
             step = largest / 127.0
         else:

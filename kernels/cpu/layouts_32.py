@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from edgellm.kernels.cpu.activations import Q8, SUM_128
+from edgellm.kernels.cpu.activations import Q8, start_of_biased
 from edgellm.kernels.cpu.decode import TracedBlock, exponent_scale
 from edgellm.kernels.cpu.layout import Codes, Fields, PackedLayout, Step, pack_bits
-from edgellm.kernels.cpu.vector import I16, I32, Emitter, Value
+from edgellm.kernels.cpu.vector import I16, Emitter, Value
 
 
 class Packed32(PackedLayout):
@@ -82,8 +82,7 @@ class Packed32(PackedLayout):
     def start(self, e: Emitter, struct: Value, group: int) -> list[Value | None]:
         if not self.bias:
             return [None]
-        total = e.broadcast(I32, struct + (self.form.span + SUM_128))
-        return [total >> {128: 0, 16: 3, 8: 4}[self.bias]]
+        return [start_of_biased(e, struct, self.bias)]
 
 
 class PackedMXFP4(PackedLayout):
@@ -118,5 +117,4 @@ class PackedMXFP4(PackedLayout):
         yield (0,), read
 
     def start(self, e: Emitter, struct: Value, group: int) -> list[Value | None]:
-        total = e.broadcast(I32, struct + (self.form.span + SUM_128))
-        return [total >> 3]  # levels are read 16 too high
+        return [start_of_biased(e, struct, 16)]  # levels are read 16 too high

@@ -7,7 +7,7 @@ integers.
 
 from __future__ import annotations
 
-from edgellm.kernels.cpu.vector import I16, I32, Emitter, Value
+from edgellm.kernels.cpu.vector import BIT, I16, I32, Emitter, Value
 
 _LARGEST_ACTIVATION = 127
 
@@ -82,5 +82,8 @@ def add_scaled(e: Emitter, total: Value, a: Sum32, b: Sum32, scales: Value) -> V
         first, second = pairs & 0xFFFF, pairs >> 16
         total = e.dot2(total, a.lanes(), (first | (first << 16)).bitcast(I16, 2 * e.lanes))
         return e.dot2(total, b.lanes(), (second | (second << 16)).bitcast(I16, 2 * e.lanes))
-    sums = (a.total() & 0xFFFF) | (b.total() << 16)
-    return e.dot2(total, sums.bitcast(I16, 2 * e.lanes), scales)
+    n = 2 * e.lanes
+    is_second = e.constants(BIT, [0, 1] * e.lanes)
+    # opaque, or LLVM makes it a shuffle of two vectors, which takes the multipliers' pipes
+    second = e.opaque(b.total() << 16).bitcast(I16, n)
+    return e.dot2(total, e.select(is_second, second, a.total().bitcast(I16, n)), scales)

@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from edgellm.kernels.cpu.targets import Target
 
-I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+BIT, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 
 
@@ -421,15 +421,21 @@ class Emitter:
         return self.select(x < y, x, y)
 
     def maximum(self, a: Value, b: Value) -> Value:
-        """The larger float; NaN when either is, so that what a damaged file holds reaches the
-        logits, where it is seen."""
-        return self._float_call("maximum", a, b)
+        """The larger float; b where either is NaN."""
+        return self.select(a > b, a, b)
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """The larger magnitude of floats, NaN where either is, so that what a damaged file holds
+        reaches the logits, where it is seen. Magnitudes are ordered as their bits are, NaN last,
+        and integers take one instruction where floats take five."""
+        x, y = (self.abs(v).bitcast(I32, v.n) for v in (a, b))
+        return self.select(x > y, x, y).bitcast(F32, a.n)
 
     def largest(self, values: Sequence[Value]) -> Value:
-        """Elementwise over several vectors."""
-        found = values[0]
+        """The largest magnitude over several vectors, lane by lane."""
+        found = self.abs(values[0])
         for v in values[1:]:
-            found = self.maximum(v, found)
+            found = self.larger(v, found)
         return found
 
     def abs(self, x: Value) -> Value:
@@ -442,6 +448,14 @@ class Emitter:
             return self._float_call("rint", x)
         magic = 12582912.0
         return (x + magic) - magic
+
+    def round_i32(self, x: Value) -> Value:
+        """``rint`` as int32; for |x| < 2^22."""
+        if self.target.name == "generic":
+            return self.rint(x).i32()
+        n = x.n
+        shape = f"v{n}" if n > 1 else ""
+        return self.call(f"llvm.lrint.{shape}i32.{shape}f32", _vector(I32, n), x)
 
     def sqrt(self, x: Value) -> Value:
         return self._float_call("sqrt", x)
