@@ -250,16 +250,23 @@ class Runner:
         of each run."""
         inputs, lengths, block = self.program.inputs, spans[:, 1], self.cache.block
         n = int(lengths.sum())
-        positions = np.arange(n) + np.repeat(spans[:, 2] - spans[:, 0], lengths)
+        if n == len(spans):  # everybody generates
+            positions = last_positions = spans[:, 2]
+            table_rows = spans[:, 3]
+        else:
+            positions = np.arange(n) + np.repeat(spans[:, 2] - spans[:, 0], lengths)
+            last_positions = np.repeat(spans[:, 2] + lengths - 1, lengths)
+            table_rows = np.repeat(spans[:, 3], lengths)
         inputs.positions[:n] = positions
-        inputs.last_positions[:n] = np.repeat(spans[:, 2] + lengths - 1, lengths)
+        inputs.last_positions[:n] = last_positions
         if self._limits.window is not None:
             behind_sinks = self._limits.window + self._limits.sinks - 1
             inputs.sink_positions[:n] = np.minimum(positions, behind_sinks)
-        table_rows, places = np.repeat(spans[:, 3], lengths), positions // block
+        places, within = np.divmod(positions, block)
         for attention in self._attention:
-            blocks = attention.table[table_rows, places].astype(np.int64)
-            attention.slots[:n] = blocks * block + positions % block
+            attention.slots[:n] = attention.table[table_rows, places]
+            attention.slots[:n] *= block
+            attention.slots[:n] += within
 
     @contextmanager
     def _states(self, runs: list[Run]) -> Iterator[None]:
