@@ -94,8 +94,15 @@ class PackedQ4K(PackedLayout):
             for j in range(4):
 
                 def both(j: int = j) -> Codes:
-                    for t in range(8):
-                        nibbles = e.u8(codes + width * (8 * j + t), width)
+                    words = [codes + width * (8 * j + t) for t in range(8)]
+                    if e.target.narrow_sums:  # few registers: one group after the other
+                        for t, at in enumerate(words):
+                            yield 2 * j, t, e.u8(at, width) & 15
+                        for t, at in enumerate(words):
+                            yield 2 * j + 1, t, e.u8(at, width) >> 4
+                        return
+                    for t, at in enumerate(words):
+                        nibbles = e.u8(at, width)
                         yield 2 * j, t, nibbles & 15
                         yield 2 * j + 1, t, nibbles >> 4
 

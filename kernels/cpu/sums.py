@@ -40,16 +40,13 @@ class Sum16(Sum32):
         self._lanes: Value | None = start if fits else None
 
     def add(self, codes: Value, x: Value) -> None:
-        # vpmaddubsw saturates: codes above 127 go in halves
-        parts = [codes] if self.largest <= 127 else [codes & 127, codes & 128]
-        for part in parts:
-            most = 2 * min(self.largest, 128) * _LARGEST_ACTIVATION
-            if not self.fits and self._used + most > 32767:
-                self._flush()
-            products = self.e.call("llvm.x86.avx2.pmadd.ub.sw", self.e.i16(16), part, x)
-            self._lanes = products if self._lanes is None else self._lanes + products
-            self._lanes = self.e.opaque(self._lanes)
-            self._used += most
+        most = 2 * self.largest * _LARGEST_ACTIVATION
+        if not self.fits and self._used + most > 32767:
+            self._flush()
+        products = self.e.call("llvm.x86.avx2.pmadd.ub.sw", self.e.i16(16), codes, x)
+        self._lanes = products if self._lanes is None else self._lanes + products
+        self._lanes = self.e.opaque(self._lanes)
+        self._used += most
 
     def lanes(self) -> Value:
         """int16 [2 * lanes]; their pairs add up to the sum."""
@@ -65,12 +62,27 @@ class Sum16(Sum32):
         return self._total
 
 
+class SumOfNibbles(Sum32):
+    """The same for codes above 127, whose products vpmaddubsw would saturate."""
+
+    def __init__(self, e: Emitter, largest: int, start: Value | None = None) -> None:
+        super().__init__(e, largest)
+        self._low, self._high = Sum16(e, 15, start), Sum16(e, largest >> 4)
+
+    def add(self, codes: Value, x: Value) -> None:
+        self._low.add(codes & 15, x)
+        self._high.add(codes >> 4, x)
+
+    def total(self) -> Value:
+        return self._low.total() + (self._high.total() << 4)
+
+
 def sum_of_products(
     e: Emitter, largest: int, start: Value | None = None, fits: bool = False
 ) -> Sum32:
     """A new sum; ``fits``: at its end it fits in 16 bits (see ``Sum16``)."""
     if e.target.narrow_sums:
-        return Sum16(e, largest, start, fits)
+        return Sum16(e, largest, start, fits) if largest <= 127 else SumOfNibbles(e, largest, start)
     return Sum32(e, largest, start)
 
 

@@ -136,7 +136,7 @@ TARGETS: dict[str, Target] = {
             needs=_V3,
             cpu="x86-64-v3",
             features=(),
-            tiles=(4, 2, 1),
+            tiles=(8, 4, 2, 1),
             registers=16,
         ),
         # i8mm's matrix instructions want rows of two and a layout of their own; its dot product of

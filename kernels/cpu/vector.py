@@ -556,11 +556,13 @@ class Emitter:
                     no()
 
     def opaque(self, x: Value) -> Value:
-        """x, in a way that LLVM cannot look through: it would turn a sequence of integer sums into
-        a tree, whose leaves need many registers."""
+        """x, in a way that LLVM cannot look through, and in the order of such requests: it would
+        turn a sequence of integer sums into a tree, whose leaves need many registers."""
         same = ir.FunctionType(x.type, [x.type])
         vectors = "w" if "aarch64" in self.b.module.triple else "x"
-        return x._like(self.b.call(ir.InlineAsm(same, "", f"={vectors},0"), [x.v]))
+        return x._like(
+            self.b.call(ir.InlineAsm(same, "", f"={vectors},0", side_effect=True), [x.v])
+        )
 
     def align_stack(self) -> None:
         """Let LLVM align the kernel's stack for vectors. It decides so before it knows which
