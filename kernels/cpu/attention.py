@@ -75,8 +75,9 @@ class AttentionShape:
 
     @property
     def tile_tokens(self) -> int:
-        """Tokens of a prefill item: about 12 query rows share one read of the keys."""
-        return max(1, 12 // self.group)
+        """Tokens of a prefill item: as many query rows share one read of the keys as registers
+        can sum up at once."""
+        return max(1, 14 // self.group)
 
     @property
     def name(self) -> str:
@@ -277,7 +278,7 @@ class _Item:
             (first_key.i32().splat(e.lanes) + e.constants(I32, list(range(p, p + e.lanes))))
             for p in (e.lanes * k for k in parts)
         ]
-        at_once = max(1, (e.target.registers - 8) // len(parts))
+        at_once = max(1, (e.target.registers - 4) // len(parts))
         for start in range(0, self.n_rows, at_once):
             rows = range(start, min(self.n_rows, start + at_once))
             sums = shape.k_type.products(
