@@ -188,7 +188,7 @@ class Runner:
                 inputs.out_rows[wanted : wanted + n_wanted] = range(row + n - n_wanted, row + n)
             row, wanted = row + n, wanted + n_wanted
         self._read_embeddings(tokens)
-        self._describe(np.array(spans, np.int64))
+        self._describe(np.array(spans, np.int64), row)
         for attention in self._attention:
             if attention.keys:  # a layer of it is on the CPU
                 attention.plan(spans)
@@ -245,11 +245,10 @@ class Runner:
             self._take_state(sequence, slot)
         self.cache.commit(sequence, n_known)
 
-    def _describe(self, spans: NDArray[np.int64]) -> None:
-        """Positions and slots of all rows. ``spans``: first row, tokens, first position, table row
-        of each run."""
+    def _describe(self, spans: NDArray[np.int64], n: int) -> None:
+        """Positions and slots of all ``n`` rows. ``spans``: first row, tokens, first position and
+        table row of each run."""
         inputs, lengths, block = self.program.inputs, spans[:, 1], self.cache.block
-        n = int(lengths.sum())
         if n == len(spans):  # everybody generates
             positions = last_positions = spans[:, 2]
             table_rows = spans[:, 3]

@@ -37,7 +37,7 @@ BIASES = (128, 16, 8)  # of the codes whose sums start from BIASED_SUMS
 STARTS, SUMS, HALF_SUMS = 4, 36, 44
 _MOST_OF_16 = 1014  # leaves room for what rounding adds to 16 codes below 1024
 _RESIDUAL = 126  # one step of a first term in steps of its second
-_AT_ONCE = 4  # spans of 32
+_AT_ONCE = 4  # spans of 32 that are quantized together
 _LEAST = 1e-30  # spans below count as 0: the steps of still smaller ones have no finite inverse
 
 
@@ -165,7 +165,7 @@ def _folded(
     e: Emitter, runs: list[Value], bits: tuple[int, ...],
     combine: Callable[[Value, Value], Value] = lambda a, b: a + b,
 ) -> list[Value]:  # fmt: skip
-    """Sums over lanes of every run whose numbers differ in ``bits``, in that order; one vector
+    """Lanes of every run whose numbers differ in ``bits``, combined in that order; one vector
     [runs] for each value of the other bit, if there is one. Two vectors fold into one, so that
     the work halves at every step."""
     n = e.lanes
