@@ -33,6 +33,7 @@ from edgellm.kernels.cpu.vector import F32, I32, I64, Emitter, Value
 
 PIECE = 256
 ITEM_WORDS = 8
+_TILE_ROWS = 14  # query rows of a tile at most: what 32 registers sum up at once (see _scores)
 _NOTHING = -1e30  # the maximum of a piece in which a token sees no key; finite: 0 * it stays 0
 
 
@@ -75,9 +76,8 @@ class AttentionShape:
 
     @property
     def tile_tokens(self) -> int:
-        """Tokens of a prefill item: as many query rows share one read of the keys as registers
-        can sum up at once."""
-        return max(1, 14 // self.group)
+        """Tokens of a prefill item, whose query rows share one read of the keys."""
+        return max(1, _TILE_ROWS // self.group)
 
     @property
     def name(self) -> str:
